@@ -1,0 +1,16 @@
+// CRC-32C by the CPU's own instruction: SSE4.2 and PCLMULQDQ, or the CRC32 and PMULL of AArch64.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hymcache::crc32c_instruction {
+
+#if defined(__x86_64__) || defined(__aarch64__)
+#define HYMCACHE_HAVE_CRC32C_INSTRUCTION 1
+bool supported() noexcept;
+// As hymcache::crc32c. Only where supported().
+std::uint32_t update(std::uint32_t crc, const void* data, std::size_t bytes) noexcept;
+#endif
+
+}  // namespace hymcache::crc32c_instruction
