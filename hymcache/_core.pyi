@@ -1,0 +1,1 @@
+"""The C++ core. Errors are those of hymcache.errors; long calls release the GIL."""

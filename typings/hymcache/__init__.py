@@ -1,0 +1,1 @@
+../../hymcache/__init__.py

@@ -1,0 +1,1 @@
+../../hymcache/__main__.py

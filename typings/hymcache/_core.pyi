@@ -1,0 +1,1 @@
+../../hymcache/_core.pyi

@@ -1,0 +1,1 @@
+../../hymcache/address.py

@@ -1,0 +1,1 @@
+../../hymcache/errors.py

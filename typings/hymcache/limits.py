@@ -1,0 +1,1 @@
+../../hymcache/limits.py

@@ -1,0 +1,1 @@
+../../hymcache/quantity.py
