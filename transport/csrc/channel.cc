@@ -1,0 +1,234 @@
+#include "transport/csrc/channel.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace hymcache {
+namespace {
+
+constexpr std::size_t kBufferBytes = 64u << 10;
+constexpr std::size_t kIovecsPerCall = 64;
+
+iovec to_iovec(wire::Bytes bytes) {
+  return {.iov_base = const_cast<std::byte*>(bytes.data()), .iov_len = bytes.size()};
+}
+
+}  // namespace
+
+Channel::Channel(Endpoint endpoint, UniqueFd fd)
+    : endpoint_(std::move(endpoint)), fd_(std::move(fd)), buffer_(kBufferBytes) {}
+
+std::unique_ptr<Channel> Channel::connect(const Endpoint& endpoint, const Identity& identity,
+                                          wire::Role expected, TimePoint deadline) {
+  std::unique_ptr<Channel> channel(new Channel(endpoint, connect_socket(endpoint, deadline)));
+  channel->shake_hands(identity, expected, deadline);
+  return channel;
+}
+
+void Channel::shake_hands(const Identity& identity, wire::Role expected, TimePoint deadline) {
+  const wire::Hello hello = make_hello(identity);
+  const Frame frame = call(wire::Type::kHello, wire::as_bytes(hello), {}, deadline);
+  server_ = wire::PayloadReader(frame.payload, "HELLO reply").take<wire::HelloReply>();
+  if (server_.role != expected) {
+    const char* const found = server_.role == wire::Role::kMaster ? "master" : "storage node";
+    const char* const wanted = expected == wire::Role::kMaster ? "master" : "storage node";
+    fail(ErrorKind::kConfig,
+         endpoint_.text() + " is a " + found + ", not a " + wanted + ": check the address");
+  }
+  if (server_.auth_required == 0) return;
+  if (!identity.mac) {
+    fail(ErrorKind::kConfig, endpoint_.text() + " requires a shared secret: set secret_file");
+  }
+  wire::Auth mine;
+  mine.proof = prove(identity.mac, wire::Role::kClient, hello.nonce, server_.nonce);
+  const Frame reply = call(wire::Type::kAuth, wire::as_bytes(mine), {}, deadline);
+  const auto theirs = wire::PayloadReader(reply.payload, "AUTH reply").take<wire::Auth>();
+  const wire::Mac wanted = prove(identity.mac, wire::Role::kMaster, hello.nonce, server_.nonce);
+  if (!equal_in_constant_time(theirs.proof, wanted)) {
+    fail(ErrorKind::kConfig, endpoint_.text() + " does not know the shared secret");
+  }
+}
+
+bool Channel::stale() const noexcept {
+  if (!fd_ || begin_ != end_) return true;
+  pollfd waiting{.fd = fd_.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&waiting, 1, 0) != 0;
+}
+
+void Channel::fail(ErrorKind kind, const std::string& message, int error_number) {
+  close();
+  throw Error(kind, message, error_number);
+}
+
+void Channel::fail_io(const char* call, int error_number) {
+  if (error_number == EAGAIN || error_number == EWOULDBLOCK) {
+    fail(ErrorKind::kUnavailable, endpoint_.text() + " did not answer in time", ETIMEDOUT);
+  }
+  fail(ErrorKind::kUnavailable, endpoint_.text() + ": " + call + ": " + std::strerror(error_number),
+       error_number);
+}
+
+void Channel::set_timeout(int option, TimePoint deadline) {
+  if (!fd_) throw Error(ErrorKind::kUnavailable, endpoint_.text() + ": the connection is closed");
+  const auto left =
+      std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now()).count();
+  if (left <= 0) {
+    fail(ErrorKind::kUnavailable, endpoint_.text() + " did not answer in time", ETIMEDOUT);
+  }
+  // The kernel's clock ticks in milliseconds, so a nearly equal value is left as it is.
+  std::int64_t& current = timeout_us_[option == SO_RCVTIMEO ? 0 : 1];
+  if (current > 0 && std::abs(current - left) * 64 < left) return;
+  const timeval timeout{.tv_sec = left / 1'000'000, .tv_usec = left % 1'000'000};
+  ::setsockopt(fd_.get(), SOL_SOCKET, option, &timeout, sizeof timeout);
+  current = left;
+}
+
+void Channel::send_parts(std::vector<iovec>& parts, TimePoint deadline) {
+  std::size_t next = 0;
+  while (next < parts.size()) {
+    set_timeout(SO_SNDTIMEO, deadline);
+    msghdr message{};
+    message.msg_iov = parts.data() + next;
+    message.msg_iovlen = std::min(parts.size() - next, kIovecsPerCall);
+    const ssize_t n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      fail_io("send", errno);
+    }
+    auto left = static_cast<std::size_t>(n);
+    while (next < parts.size() && left >= parts[next].iov_len) left -= parts[next++].iov_len;
+    if (left > 0) {
+      parts[next].iov_base = static_cast<char*>(parts[next].iov_base) + left;
+      parts[next].iov_len -= left;
+    }
+  }
+}
+
+std::uint32_t Channel::send(wire::Type type, wire::Bytes head, wire::Bytes tail, TimePoint deadline,
+                            std::span<const iovec> bulk) {
+  std::uint64_t bulk_bytes = 0;
+  for (const iovec& part : bulk) bulk_bytes += part.iov_len;
+  const std::uint32_t request_id = next_request_id_++;
+  const wire::Header header = wire::make_header(type, 0, request_id, head, tail, bulk_bytes);
+  parts_.clear();
+  parts_.push_back(to_iovec(wire::as_bytes(header)));
+  if (!head.empty()) parts_.push_back(to_iovec(head));
+  if (!tail.empty()) parts_.push_back(to_iovec(tail));
+  parts_.insert(parts_.end(), bulk.begin(), bulk.end());
+  send_parts(parts_, deadline);
+  return request_id;
+}
+
+std::uint32_t Channel::begin_bulk(wire::Type type, wire::Bytes head, wire::Bytes tail,
+                                  std::uint64_t bulk_bytes, TimePoint deadline) {
+  const std::uint32_t request_id = next_request_id_++;
+  const wire::Header header = wire::make_header(type, 0, request_id, head, tail, bulk_bytes);
+  parts_ = {to_iovec(wire::as_bytes(header)), to_iovec(head), to_iovec(tail)};
+  send_parts(parts_, deadline);
+  return request_id;
+}
+
+void Channel::send_bulk(const void* data, std::size_t bytes, TimePoint deadline) {
+  parts_ = {{.iov_base = const_cast<void*>(data), .iov_len = bytes}};
+  send_parts(parts_, deadline);
+}
+
+void Channel::fill(std::size_t bytes, TimePoint deadline) {
+  if (end_ - begin_ >= bytes) return;
+  if (begin_ == end_) begin_ = end_ = 0;
+  if (buffer_.size() - begin_ < bytes) {
+    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+    if (buffer_.size() < bytes) buffer_.resize(bytes);
+  }
+  while (end_ - begin_ < bytes) {
+    set_timeout(SO_RCVTIMEO, deadline);
+    iovec part{.iov_base = buffer_.data() + end_, .iov_len = buffer_.size() - end_};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
+    if (n == 0) {
+      fail(ErrorKind::kUnavailable, endpoint_.text() + " closed the connection", ECONNRESET);
+    }
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      fail_io("recv", errno);
+    }
+    const cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+    if (rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(rights), sizeof fd);
+      passed_fd_.reset(fd);
+    }
+    end_ += static_cast<std::size_t>(n);
+  }
+}
+
+Channel::Frame Channel::receive(wire::Type type, std::uint32_t request_id, TimePoint deadline) {
+  try {
+    for (;;) {
+      fill(sizeof(wire::Header), deadline);
+      Frame frame;
+      frame.header = wire::parse_header({buffer_.data() + begin_, sizeof(wire::Header)});
+      fill(sizeof(wire::Header) + frame.header.payload_bytes, deadline);
+      frame.payload = {buffer_.data() + begin_ + sizeof(wire::Header), frame.header.payload_bytes};
+      begin_ += sizeof(wire::Header) + frame.header.payload_bytes;
+      wire::check_payload(frame.header, frame.payload);
+      if (frame.header.type == wire::Type::kError) {
+        const auto error = wire::PayloadReader(frame.payload, "ERROR").take<wire::ErrorReply>();
+        // About a message that has no response of its own: nobody waits for it.
+        if (frame.header.request_id != request_id && error.code == wire::ErrorCode::kNoSession) {
+          continue;
+        }
+        if (error.code != wire::ErrorCode::kNoSession && error.code != wire::ErrorCode::kBusy) {
+          close();
+        }
+        wire::throw_error(error);
+      }
+      if (frame.header.type != type || frame.header.request_id != request_id ||
+          !frame.header.is_response()) {
+        fail(ErrorKind::kProtocol, endpoint_.text() + ": a " + wire::type_name(frame.header.type) +
+                                       " frame came where the response to " +
+                                       wire::type_name(type) + " was due");
+      }
+      return frame;
+    }
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kProtocol) close();
+    throw;
+  }
+}
+
+void Channel::receive_bulk(void* data, std::size_t bytes, TimePoint deadline) {
+  auto* out = static_cast<std::byte*>(data);
+  const std::size_t buffered = std::min(bytes, end_ - begin_);
+  std::memcpy(out, buffer_.data() + begin_, buffered);
+  begin_ += buffered;
+  out += buffered;
+  bytes -= buffered;
+  while (bytes > 0) {
+    set_timeout(SO_RCVTIMEO, deadline);
+    const ssize_t n = ::recv(fd_.get(), out, bytes, MSG_WAITALL);
+    if (n == 0) {
+      fail(ErrorKind::kUnavailable, endpoint_.text() + " closed the connection", ECONNRESET);
+    }
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      fail_io("recv", errno);
+    }
+    out += n;
+    bytes -= static_cast<std::size_t>(n);
+  }
+}
+
+}  // namespace hymcache

@@ -1,0 +1,153 @@
+#include "transport/csrc/wire.h"
+
+#include <algorithm>
+
+#include "transport/csrc/crc32c.h"
+
+namespace hymcache::wire {
+namespace {
+
+constexpr std::size_t kCheckedHeaderBytes = sizeof(Header) - sizeof(Header::header_crc32c);
+
+[[noreturn]] void malformed(const std::string& message) {
+  throw Error(ErrorKind::kProtocol, message);
+}
+
+}  // namespace
+
+Header make_header(Type type, std::uint16_t flags, std::uint32_t request_id, Bytes head, Bytes tail,
+                   std::uint64_t bulk_bytes) noexcept {
+  Header header;
+  header.type = type;
+  header.flags = flags;
+  header.request_id = request_id;
+  header.payload_bytes = static_cast<std::uint32_t>(head.size() + tail.size());
+  header.bulk_bytes = bulk_bytes;
+  header.payload_crc32c = crc32c(crc32c(0, head.data(), head.size()), tail.data(), tail.size());
+  header.header_crc32c = crc32c(0, &header, kCheckedHeaderBytes);
+  return header;
+}
+
+Header make_header(Type type, std::uint16_t flags, std::uint32_t request_id, Bytes payload,
+                   std::uint64_t bulk_bytes) noexcept {
+  return make_header(type, flags, request_id, payload, {}, bulk_bytes);
+}
+
+Header parse_header(Bytes bytes) {
+  if (bytes.size() < sizeof(Header)) malformed("a frame header is cut short");
+  Header header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  if (header.magic != kMagic) malformed("the peer does not speak the HyMCache protocol");
+  if (header.header_crc32c != crc32c(0, &header, kCheckedHeaderBytes)) {
+    malformed("a frame header is damaged (crc32c mismatch)");
+  }
+  if (header.payload_bytes > kPayloadBytesMax) {
+    malformed("a frame announces " + std::to_string(header.payload_bytes) +
+              " payload bytes, at most " + std::to_string(kPayloadBytesMax) + " are allowed");
+  }
+  if (header.bulk_bytes > kBulkBytesMax) {
+    malformed("a frame announces " + std::to_string(header.bulk_bytes) + " bulk bytes, at most " +
+              std::to_string(kBulkBytesMax) + " are allowed");
+  }
+  return header;
+}
+
+void check_payload(const Header& header, Bytes payload) {
+  if (header.payload_crc32c != crc32c(0, payload.data(), payload.size())) {
+    malformed(std::string("the payload of a ") + type_name(header.type) +
+              " frame is damaged (crc32c mismatch)");
+  }
+}
+
+Bytes PayloadReader::take_bytes(std::size_t bytes) {
+  if (bytes > rest_.size()) {
+    malformed(std::string(what_) + ": " + std::to_string(bytes) + " bytes wanted, " +
+              std::to_string(rest_.size()) + " are left");
+  }
+  const Bytes taken = rest_.first(bytes);
+  rest_ = rest_.subspan(bytes);
+  return taken;
+}
+
+void PayloadReader::finish() const {
+  if (!rest_.empty()) {
+    malformed(std::string(what_) + ": " + std::to_string(rest_.size()) + " bytes too many");
+  }
+}
+
+void PayloadReader::fail_count(std::uint32_t count, std::uint32_t count_max) const {
+  malformed(std::string(what_) + ": " + std::to_string(count) + " rows, at most " +
+            std::to_string(count_max) + " are allowed");
+}
+
+ErrorReply make_error(ErrorCode code, std::string_view message) noexcept {
+  ErrorReply reply;
+  reply.code = code;
+  const std::size_t length = std::min(message.size(), reply.message.size() - 1);
+  std::memcpy(reply.message.data(), message.data(), length);
+  return reply;
+}
+
+void throw_error(const ErrorReply& reply) {
+  const std::string message = from_text(reply.message);
+  switch (reply.code) {
+    case ErrorCode::kBusy:
+    case ErrorCode::kNoSession:
+    case ErrorCode::kUnregistered:
+      throw Error(ErrorKind::kUnavailable, message);
+    case ErrorCode::kAuthentication:
+    case ErrorCode::kConflict:
+      throw Error(ErrorKind::kConfig, message);
+    case ErrorCode::kVersion:
+    case ErrorCode::kMalformed:
+    case ErrorCode::kUnexpected:
+      break;
+  }
+  throw Error(ErrorKind::kProtocol, message);
+}
+
+const char* type_name(Type type) noexcept {
+  switch (type) {
+    case Type::kHello:
+      return "HELLO";
+    case Type::kAuth:
+      return "AUTH";
+    case Type::kError:
+      return "ERROR";
+    case Type::kLookup:
+      return "LOOKUP";
+    case Type::kMembers:
+      return "MEMBERS";
+    case Type::kRegister:
+      return "REGISTER";
+    case Type::kPublish:
+      return "PUBLISH";
+    case Type::kWithdraw:
+      return "WITHDRAW";
+    case Type::kSynced:
+      return "SYNCED";
+    case Type::kHeartbeat:
+      return "HEARTBEAT";
+    case Type::kAttach:
+      return "ATTACH";
+    case Type::kPrefetch:
+      return "PREFETCH";
+    case Type::kWait:
+      return "WAIT";
+    case Type::kRelease:
+      return "RELEASE";
+    case Type::kEnd:
+      return "END";
+    case Type::kReport:
+      return "REPORT";
+    case Type::kOffer:
+      return "OFFER";
+    case Type::kWrite:
+      return "WRITE";
+    case Type::kCommit:
+      return "COMMIT";
+  }
+  return "unknown";
+}
+
+}  // namespace hymcache::wire
