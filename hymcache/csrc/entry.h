@@ -20,7 +20,8 @@ using NodeId = std::uint32_t;      // never 0
 using Generation = std::uint64_t;  // unique for each stored object of a node; never 0
 
 struct Entry {
-  static constexpr std::uint32_t kValid = 1u << 0;  // the row names an object
+  static constexpr std::uint32_t kValid = 1u << 0;   // the row names an object
+  static constexpr std::uint32_t kHasCrc = 1u << 1;  // crc32c was computed by the writer
 
   ObjectKey key{};
   std::uint64_t address = 0;     // in the node's unified device address space

@@ -7,6 +7,9 @@
 namespace py = pybind11;
 
 namespace hymcache {
+
+void bind_bench(py::module_& m);
+
 namespace {
 
 const char* python_name(ErrorKind kind) {
@@ -50,4 +53,5 @@ PYBIND11_MODULE(_core, m) {
       hymcache::raise_in_python(error);
     }
   });
+  hymcache::bind_bench(m);
 }

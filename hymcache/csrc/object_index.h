@@ -57,9 +57,9 @@ class ObjectIndex {
   bool erase(const ObjectKey& key, NodeId node) noexcept;
 
   // Visits at most rows_max rows from cursor on (0 to start), free ones included, and erases those
-  // for which erase_it(Entry&) returns true; erase_it may itself upsert, and erase other rows. Returns
-  // true when the end was reached, with cursor back at 0. A row that lives through a whole sweep is
-  // visited exactly once; one that was inserted meanwhile, at most once.
+  // for which erase_it(Entry&) returns true; erase_it may itself upsert, and erase other rows.
+  // Returns true when the end was reached, with cursor back at 0. A row that lives through a whole
+  // sweep is visited exactly once; one that was inserted meanwhile, at most once.
   template <class EraseIt>
   bool sweep(std::uint32_t& cursor, std::uint32_t rows_max, EraseIt erase_it);
 
@@ -118,8 +118,8 @@ class ObjectIndex {
   const std::uint32_t row_mask_;  // the bits of a word that hold row + 1
   const std::array<std::uint64_t, 2> seed_;
   std::uint32_t size_ = 0;
-  std::uint32_t rows_used_ = 0;       // rows ever taken: those above were never written
-  std::uint32_t free_row_ = kNone;    // first of the list of erased rows, linked by `address`
+  std::uint32_t rows_used_ = 0;     // rows ever taken: those above were never written
+  std::uint32_t free_row_ = kNone;  // first of the list of erased rows, linked by `address`
   std::vector<Chunk> chunks_;
   std::array<Table, kTables> tables_;
 };

@@ -2,6 +2,7 @@
 
 #ifdef HYMCACHE_HAVE_CRC32C_INSTRUCTION
 
+#include <algorithm>
 #include <cstring>
 
 #include "transport/csrc/crc32c_polynomial.h"
@@ -20,8 +21,13 @@ namespace hymcache::crc32c_instruction {
 namespace {
 
 // The instruction takes three cycles and one can start in each, so three lanes run side by side.
-// 1 KiB: long against the cost of joining them, short against a 4 KiB page.
+// 1 KiB: long against the cost of joining them, short against a 4 KiB segment of a copy.
 constexpr std::size_t kLaneBytes = 1024;
+constexpr std::size_t kLanesBytes = 3 * kLaneBytes;
+constexpr std::size_t kLine = 64;
+// Three streams within a page or two are more than some prefetchers follow. Measured on Zen 5:
+// with two rounds ahead the copy takes 0.85 of the time of memcpy, without 1.4.
+constexpr std::size_t kPrefetchBytes = 2 * kLanesBytes;
 
 #if defined(__x86_64__)
 HYMCACHE_TARGET inline std::uint32_t step(std::uint32_t crc, std::uint64_t word) noexcept {
@@ -33,6 +39,9 @@ HYMCACHE_TARGET inline std::uint32_t step_byte(std::uint32_t crc, std::uint8_t b
 HYMCACHE_TARGET inline std::uint64_t carryless(std::uint32_t a, std::uint32_t b) noexcept {
   return static_cast<std::uint64_t>(
       _mm_cvtsi128_si64(_mm_clmulepi64_si128(_mm_cvtsi64_si128(a), _mm_cvtsi64_si128(b), 0)));
+}
+inline void stream_word(std::byte* to, std::uint64_t word) noexcept {
+  _mm_stream_si64(reinterpret_cast<long long*>(to), static_cast<long long>(word));
 }
 #else
 HYMCACHE_TARGET inline std::uint32_t step(std::uint32_t crc, std::uint64_t word) noexcept {
@@ -46,7 +55,7 @@ HYMCACHE_TARGET inline std::uint64_t carryless(std::uint32_t a, std::uint32_t b)
 }
 #endif
 
-inline std::uint64_t load_word(const std::uint8_t* data) noexcept {
+inline std::uint64_t load_word(const std::byte* data) noexcept {
   std::uint64_t word;
   std::memcpy(&word, data, sizeof word);
   return word;
@@ -58,6 +67,43 @@ template <std::uint64_t kBytes>
 HYMCACHE_TARGET inline std::uint32_t shift(std::uint32_t crc) noexcept {
   constexpr std::uint32_t kFactor = crc32c_polynomial::power_of_x(8 * kBytes - 33);
   return step(0, carryless(crc, kFactor));
+}
+
+// Checksums without the inversions at either end; and streams to `to` where kCopy.
+template <bool kCopy>
+HYMCACHE_TARGET std::uint32_t pass(std::byte* to, const std::byte* from, std::size_t bytes,
+                                   std::uint32_t crc) noexcept {
+  const auto take = [&to, &from](std::size_t at) HYMCACHE_TARGET {
+    const std::uint64_t word = load_word(from + at);
+    if constexpr (kCopy) stream_word(to + at, word);
+    return word;
+  };
+  const auto advance = [&to, &from, &bytes](std::size_t by) {
+    from += by;
+    bytes -= by;
+    if constexpr (kCopy) to += by;
+  };
+  for (; bytes >= kLanesBytes; advance(kLanesBytes)) {
+    std::uint32_t second = 0;
+    std::uint32_t third = 0;
+    for (std::size_t line = 0; line < kLaneBytes; line += kLine) {
+      for (std::size_t lane = 0; lane < kLanesBytes; lane += kLaneBytes) {
+        __builtin_prefetch(from + kPrefetchBytes + lane + line);  // harmless beyond the end
+      }
+      for (std::size_t at = line; at < line + kLine; at += sizeof(std::uint64_t)) {
+        crc = step(crc, take(at));
+        second = step(second, take(kLaneBytes + at));
+        third = step(third, take(2 * kLaneBytes + at));
+      }
+    }
+    crc = shift<2 * kLaneBytes>(crc) ^ shift<kLaneBytes>(second) ^ third;
+  }
+  for (; bytes >= sizeof(std::uint64_t); advance(sizeof(std::uint64_t))) crc = step(crc, take(0));
+  for (; bytes > 0; advance(1)) {
+    crc = step_byte(crc, std::to_integer<std::uint8_t>(*from));
+    if constexpr (kCopy) *to = *from;
+  }
+  return crc;
 }
 
 }  // namespace
@@ -75,22 +121,19 @@ bool supported() noexcept {
 
 HYMCACHE_TARGET std::uint32_t update(std::uint32_t crc, const void* data,
                                      std::size_t bytes) noexcept {
-  const auto* from = static_cast<const std::uint8_t*>(data);
-  crc = ~crc;
-  for (; bytes >= 3 * kLaneBytes; bytes -= 3 * kLaneBytes, from += 3 * kLaneBytes) {
-    std::uint32_t second = 0;
-    std::uint32_t third = 0;
-    for (std::size_t at = 0; at < kLaneBytes; at += 8) {
-      crc = step(crc, load_word(from + at));
-      second = step(second, load_word(from + kLaneBytes + at));
-      third = step(third, load_word(from + 2 * kLaneBytes + at));
-    }
-    crc = shift<2 * kLaneBytes>(crc) ^ shift<kLaneBytes>(second) ^ third;
-  }
-  for (; bytes >= 8; bytes -= 8, from += 8) crc = step(crc, load_word(from));
-  for (; bytes > 0; --bytes, ++from) crc = step_byte(crc, *from);
-  return ~crc;
+  return ~pass<false>(nullptr, static_cast<const std::byte*>(data), bytes, ~crc);
 }
+
+#if defined(__x86_64__)
+HYMCACHE_TARGET std::uint32_t stream(std::byte* to, const std::byte* from, std::size_t bytes,
+                                     std::uint32_t crc) noexcept {
+  // Whole lines leave the write-combining buffers at once, hence the lanes start on lines.
+  const std::size_t head = std::min((0 - reinterpret_cast<std::uintptr_t>(to)) % kLine, bytes);
+  std::memcpy(to, from, head);
+  crc = update(crc, to, head);
+  return ~pass<true>(to + head, from + head, bytes - head, ~crc);
+}
+#endif
 
 }  // namespace hymcache::crc32c_instruction
 

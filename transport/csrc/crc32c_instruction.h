@@ -13,4 +13,11 @@ bool supported() noexcept;
 std::uint32_t update(std::uint32_t crc, const void* data, std::size_t bytes) noexcept;
 #endif
 
+#if defined(__x86_64__)
+// As CopyKernel::stream_crc32c, through the general registers that the instruction takes. Only
+// where supported().
+std::uint32_t stream(std::byte* to, const std::byte* from, std::size_t bytes,
+                     std::uint32_t crc) noexcept;
+#endif
+
 }  // namespace hymcache::crc32c_instruction

@@ -94,7 +94,7 @@ UniqueFd listen_unix(const Endpoint& endpoint) {
   const sockaddr_un address = unix_address(endpoint.host);
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) cannot_listen(endpoint, "socket");
-  struct stat found {};
+  struct stat found{};
   if (::lstat(endpoint.host.c_str(), &found) == 0 && S_ISSOCK(found.st_mode)) {
     // Left behind by a process that died, or in use: only the former may be removed.
     const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "transport/csrc/event_loop.h"
-#include "transport/csrc/unique_fd.h"
+#include "hymcache/csrc/unique_fd.h"
 
 namespace hymcache {
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/csrc/unique_fd.h"
+#include "hymcache/csrc/unique_fd.h"
 
 namespace hymcache {
 

@@ -17,7 +17,10 @@ namespace hymcache::stream_avx512 {
 namespace {
 
 constexpr std::size_t kVector = sizeof(__m512i);
-constexpr std::size_t kStride = 4 * kVector;  // bytes of one turn of the main loops
+constexpr std::size_t kStride = 4 * kVector;  // bytes of one turn of the folding loop
+// Past the caches on the way in as well. Measured on Zen 5: 3 % of a copy's time without folding,
+// and no gain with it.
+constexpr std::size_t kPrefetchBytes = 4 * kVector;
 
 // The two factors that move 128 bits of the message `kBytes` further from its end: its low half
 // (the earlier 8 bytes) by 64 bits more than its high half. The product of two reflected
@@ -119,17 +122,10 @@ HYMCACHE_TARGET void stream(std::byte* to, const std::byte* from, std::size_t by
   to += head;
   from += head;
   bytes -= head;
-  for (; bytes >= kStride; bytes -= kStride, from += kStride, to += kStride) {
-    const __m512i value0 = load(from);
-    const __m512i value1 = load(from + kVector);
-    const __m512i value2 = load(from + 2 * kVector);
-    const __m512i value3 = load(from + 3 * kVector);
-    store(to, value0);
-    store(to + kVector, value1);
-    store(to + 2 * kVector, value2);
-    store(to + 3 * kVector, value3);
+  for (; bytes >= kVector; bytes -= kVector, from += kVector, to += kVector) {
+    _mm_prefetch(from + kPrefetchBytes, _MM_HINT_NTA);  // harmless beyond the end
+    store(to, load(from));
   }
-  for (; bytes >= kVector; bytes -= kVector, from += kVector, to += kVector) store(to, load(from));
   std::memcpy(to, from, bytes);
 }
 

@@ -261,12 +261,11 @@ struct WaitReply {  // followed by count WaitRow; count 0: nothing settled befor
   std::uint32_t count = 0;
 };
 struct WaitRow {
-  static constexpr std::uint32_t kHasCrc = 1u << 0;
   BlockState state = BlockState::kMiss;
   std::array<std::uint8_t, 3> reserved{};
   std::uint32_t length = 0;
   std::uint32_t crc32c = 0;
-  std::uint32_t flags = 0;
+  std::uint32_t flags = 0;  // Entry::kHasCrc
   std::uint64_t region_offset = 0;
   std::uint64_t generation_word = 0;   // offset in the region, see chm_device/csrc/device.h
   std::uint64_t generation_value = 0;  // what must stand there after the copy
@@ -341,8 +340,8 @@ struct CommitRequest {  // followed by count CommitRow
   std::uint32_t reserved = 0;
 };
 struct CommitRow {
-  static constexpr std::uint32_t kHasCrc = 1u << 0;
-  static constexpr std::uint32_t kAbort = 1u << 1;  // the bytes were not written: forget the grant
+  static constexpr std::uint32_t kAbort = 1u << 0;          // not written: forget the grant
+  static constexpr std::uint32_t kHasCrc = Entry::kHasCrc;  // crc32c is meaningful
   std::uint64_t grant = 0;
   std::uint32_t crc32c = 0;
   std::uint32_t flags = 0;

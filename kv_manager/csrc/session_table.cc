@@ -1,0 +1,377 @@
+#include "kv_manager/csrc/session_table.h"
+
+#include <algorithm>
+
+namespace hymcache {
+namespace {
+
+// One inline answer is a turn of its connection: small enough to be fair, large enough to be worth
+// a frame.
+constexpr std::uint64_t kInlineBytesMax = 64u << 20;
+
+}  // namespace
+
+SessionTable::SessionTable(EventLoop& loop, Device& device, const ObjectDirectory& directory,
+                           SessionLimits limits, Reply reply)
+    : loop_(loop),
+      device_(device),
+      directory_(directory),
+      limits_(limits),
+      reply_(std::move(reply)) {}
+
+SessionTable::~SessionTable() {
+  while (!sessions_.empty()) end(*sessions_.begin()->second);
+}
+
+SessionTable::Session* SessionTable::find(const wire::SessionId& id) {
+  const auto found = sessions_.find(id);
+  return found == sessions_.end() ? nullptr : found->second.get();
+}
+
+SessionTable::Result SessionTable::prefetch(std::uint64_t peer,
+                                            const wire::PrefetchRequest& request,
+                                            wire::Bytes rows) {
+  Session* session = find(request.session);
+  const std::uint64_t blocks_before = session == nullptr ? 0 : session->blocks.size();
+  if (blocks_before + request.count > wire::kSessionBlocksMax ||
+      blocks_total_ + request.count > limits_.blocks_max) {
+    return Result::kBusy;
+  }
+  if (session == nullptr) {
+    if (sessions_.size() >= limits_.sessions_max) return Result::kBusy;
+    auto opened = std::make_unique<Session>();
+    opened->id = request.session;
+    opened->serial = next_serial_++;
+    opened->peer = peer;
+    opened->lease_ms = std::clamp(request.lease_ms, 1u, limits_.lease_ms_max);
+    session = opened.get();
+    sessions_.emplace(request.session, std::move(opened));
+    ++stats_.opened;
+  }
+  session->last_used = loop_.now();
+  session->blocks.reserve(session->blocks.size() + request.count);
+  for (std::uint32_t i = 0; i < request.count; ++i) {
+    session->blocks.push_back({.row = wire::row_at<wire::PrefetchRow>(rows, i)});
+  }
+  blocks_total_ += request.count;
+  want(*session);
+  pump();
+  return Result::kOk;
+}
+
+void SessionTable::want(Session& session) {
+  if (session.wanting || session.next_issue >= session.blocks.size()) return;
+  session.wanting = true;
+  wanting_.push_back(&session);
+}
+
+void SessionTable::pump() {
+  while (!wanting_.empty()) {
+    Session* session = wanting_.front();
+    Issue result = issue_one(*session);
+    if (result == Issue::kNoSlot) {
+      // Whoever is read from right now goes before whoever only prepares.
+      const auto reader = std::find_if(wanting_.begin(), wanting_.end(),
+                                       [this](const Session* s) { return starves(*s); });
+      if (reader == wanting_.end() || !revoke_one(**reader)) return;
+      session = *reader;
+      std::rotate(wanting_.begin(), reader, reader + 1);
+      result = issue_one(*session);
+      if (result == Issue::kNoSlot) return;  // what was revoked did not make room enough
+    }
+    wanting_.pop_front();
+    if (result == Issue::kIssued) {
+      wanting_.push_back(session);
+    } else {
+      session->wanting = false;
+    }
+  }
+}
+
+SessionTable::Issue SessionTable::issue_one(Session& session) {
+  while (session.next_issue < session.blocks.size()) {
+    Block& block = session.blocks[session.next_issue];
+    if (block.state != State::kQueued) {  // released before it was issued
+      ++session.next_issue;
+      continue;
+    }
+    const wire::PrefetchRow& row = block.row;
+    const Entry* const entry = directory_.verify(row.key, row.address, row.generation);
+    if (entry == nullptr || entry->length != row.length) {
+      block.state = State::kMiss;
+      ++stats_.blocks_missed;
+      ++session.next_issue;
+      try_answer(session);
+      continue;
+    }
+    // At least one block, however large.
+    if (session.window_used_bytes > 0 &&
+        session.window_used_bytes + row.length > limits_.window_bytes) {
+      return Issue::kIdle;
+    }
+    const RequestId request = device_.prefetch_object(row.address, row.length);
+    if (request == 0) return Issue::kNoSlot;
+    block.request = request;
+    block.state = State::kIssued;
+    session.window_used_bytes += row.length;
+    if (owners_.size() <= request) owners_.resize(request + 1);
+    owners_[request] = {.session = &session, .index = session.next_issue};
+    ++session.next_issue;
+    settle(session, block);
+    return Issue::kIssued;
+  }
+  return Issue::kIdle;
+}
+
+bool SessionTable::starves(const Session& session) const {
+  if (!session.waiter.active || session.waiter.first >= session.blocks.size()) return false;
+  return session.blocks[session.waiter.first].state == State::kQueued;
+}
+
+bool SessionTable::revoke_one(const Session& in_favour_of) {
+  Session* victim = nullptr;
+  for (const auto& [id, session] : sessions_) {
+    if (session.get() == &in_favour_of || session->claimed || session->next_issue == 0) continue;
+    if (session->blocks[session->next_issue - 1].state != State::kReady) continue;
+    if (victim == nullptr || session->serial > victim->serial) victim = session.get();
+  }
+  if (victim == nullptr) return false;
+  // From the end of what it has staged: that is read last.
+  Block& block = victim->blocks[--victim->next_issue];
+  release_block(*victim, block);
+  block.state = State::kQueued;
+  ++stats_.blocks_revoked;
+  want(*victim);
+  return true;
+}
+
+void SessionTable::on_staged(RequestId request) {
+  if (request >= owners_.size() || owners_[request].session == nullptr) return;
+  Session& session = *owners_[request].session;
+  settle(session, session.blocks[owners_[request].index]);
+}
+
+void SessionTable::settle(Session& session, Block& block) {
+  if (block.state != State::kIssued) return;
+  StagedObject staged;
+  switch (device_.prefetch_poll(block.request, &staged)) {
+    case PrefetchState::kPending:
+      return;
+    case PrefetchState::kReady:
+      block.state = State::kReady;
+      break;
+    case PrefetchState::kFailed:
+      release_block(session, block);
+      block.state = State::kFailed;
+      ++stats_.blocks_failed;
+      break;
+  }
+  try_answer(session);
+}
+
+SessionTable::Result SessionTable::wait(std::uint64_t peer, std::uint32_t request_id,
+                                        const wire::WaitRequest& request) {
+  Session* const session = find(request.session);
+  if (session == nullptr) return Result::kNoSession;
+  cancel_waiter(*session);  // one reader at a time; the newer one counts
+  session->peer = peer;
+  session->claimed = true;
+  session->last_used = loop_.now();
+  Waiter& waiter = session->waiter;
+  waiter = {.active = true,
+            .peer = peer,
+            .request_id = request_id,
+            .first = request.first,
+            .count_max = std::clamp(request.count_max, 1u, wire::kWaitRowsMax),
+            .inline_bytes = (request.flags & wire::WaitRequest::kInline) != 0,
+            .timer = {}};
+  try_answer(*session);
+  if (!waiter.active) return Result::kOk;
+  const wire::SessionId id = session->id;
+  const std::uint32_t timeout_ms = std::min(request.timeout_ms, limits_.lease_ms_max);
+  waiter.timer = loop_.after(std::chrono::milliseconds(timeout_ms), [this, id] {
+    Session* const waiting = find(id);
+    if (waiting != nullptr && waiting->waiter.active) answer(*waiting, 0);
+  });
+  pump();  // it may have become a reader that others make room for
+  return Result::kOk;
+}
+
+void SessionTable::try_answer(Session& session) {
+  const Waiter& waiter = session.waiter;
+  if (!waiter.active || waiter.first >= session.blocks.size()) return;
+  std::uint32_t count = 0;
+  std::uint64_t bytes = 0;
+  while (count < waiter.count_max && waiter.first + count < session.blocks.size()) {
+    const Block& block = session.blocks[waiter.first + count];
+    if (block.state == State::kQueued || block.state == State::kIssued) break;
+    if (waiter.inline_bytes && count > 0 && bytes + block.row.length > kInlineBytesMax) break;
+    bytes += block.row.length;
+    ++count;
+  }
+  if (count > 0) answer(session, count);
+}
+
+void SessionTable::answer(Session& session, std::uint32_t count) {
+  const Waiter waiter = session.waiter;
+  cancel_waiter(session);
+  session.last_used = loop_.now();
+  Answer answer{.peer = waiter.peer,
+                .request_id = waiter.request_id,
+                .first = waiter.first,
+                .rows = {},
+                .inline_bytes = waiter.inline_bytes,
+                .bulk = {},
+                .sent = nullptr};
+  answer.rows.reserve(count);
+  std::vector<RequestId> sending;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    Block& block = session.blocks[waiter.first + i];
+    wire::WaitRow row;
+    row.length = block.row.length;
+    StagedObject staged;
+    const bool here = (block.state == State::kReady || block.state == State::kHanded) &&
+                      device_.prefetch_poll(block.request, &staged) == PrefetchState::kReady;
+    const Entry* const entry =
+        here ? directory_.verify(block.row.key, block.row.address, block.row.generation) : nullptr;
+    if (entry != nullptr) {
+      row.state = wire::BlockState::kReady;
+      row.crc32c = entry->crc32c;
+      row.flags = entry->flags & Entry::kHasCrc;
+      row.region_offset = staged.region_offset;
+      row.generation_word = staged.generation_word;
+      row.generation_value = staged.generation_value;
+      ++stats_.blocks_ready;
+      if (waiter.inline_bytes) {
+        answer.bulk.push_back({.iov_base = device_.region().base + staged.region_offset,
+                               .iov_len = block.row.length});
+        sending.push_back(block.request);
+        owners_[block.request] = {};
+        block.request = 0;
+        block.state = State::kSending;
+        stats_.bytes_sent += block.row.length;
+      } else {
+        block.state = State::kHanded;
+        stats_.bytes_handed += block.row.length;
+      }
+    } else {
+      row.state = block.state == State::kFailed ? wire::BlockState::kDeviceError
+                                                : wire::BlockState::kMiss;
+    }
+    answer.rows.push_back(row);
+  }
+  if (waiter.inline_bytes) {
+    answer.sent = [this, id = session.id, serial = session.serial, first = waiter.first,
+                   requests = std::move(sending)] {
+      finish_sending(id, serial, first, requests);
+    };
+  }
+  reply_(std::move(answer));
+}
+
+void SessionTable::finish_sending(const wire::SessionId& id, std::uint64_t serial,
+                                  std::uint32_t first, const std::vector<RequestId>& requests) {
+  for (const RequestId request : requests) device_.prefetch_release(request);
+  Session* const session = find(id);
+  if (session != nullptr && session->serial == serial) {
+    session->last_used = loop_.now();
+    std::size_t left = requests.size();
+    for (std::uint32_t i = first; left > 0; ++i) {
+      Block& block = session->blocks[i];
+      if (block.state != State::kSending) continue;
+      block.state = State::kDone;
+      session->window_used_bytes -= block.row.length;
+      --left;
+    }
+    want(*session);
+  }
+  pump();
+}
+
+void SessionTable::cancel_waiter(Session& session) {
+  if (!session.waiter.active) return;
+  loop_.cancel(session.waiter.timer);
+  session.waiter.active = false;
+}
+
+void SessionTable::release(const wire::ReleaseRequest& request) {
+  Session* const session = find(request.session);
+  if (session == nullptr) return;
+  session->last_used = loop_.now();
+  const std::uint64_t last =
+      std::min<std::uint64_t>(session->blocks.size(), std::uint64_t{request.first} + request.count);
+  for (std::uint64_t i = request.first; i < last; ++i) {
+    Block& block = session->blocks[i];
+    if (block.state == State::kSending) continue;  // released when it has left
+    release_block(*session, block);
+    block.state = State::kDone;
+  }
+  want(*session);
+  pump();
+}
+
+void SessionTable::release_block(Session& session, Block& block) {
+  if (block.request == 0) return;
+  owners_[block.request] = {};
+  device_.prefetch_release(block.request);
+  block.request = 0;
+  session.window_used_bytes -= block.row.length;
+}
+
+void SessionTable::end(const wire::SessionId& id) {
+  if (Session* const session = find(id)) {
+    end(*session);
+    pump();
+  }
+}
+
+void SessionTable::end(Session& session) {
+  cancel_waiter(session);
+  for (Block& block : session.blocks) release_block(session, block);
+  if (session.wanting) std::erase(wanting_, &session);
+  blocks_total_ -= session.blocks.size();
+  sessions_.erase(wire::SessionId(session.id));
+}
+
+bool SessionTable::locate(const wire::SessionId& id, std::uint32_t index, Entry* entry,
+                          StagedObject* staged) const {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || index >= found->second->blocks.size()) return false;
+  const Block& block = found->second->blocks[index];
+  const Entry* const row =
+      directory_.verify(block.row.key, block.row.address, block.row.generation);
+  if (row == nullptr) return false;
+  *entry = *row;
+  return block.request != 0 &&
+         device_.prefetch_poll(block.request, staged) == PrefetchState::kReady;
+}
+
+void SessionTable::on_peer_gone(std::uint64_t peer) {
+  std::vector<Session*> gone;
+  for (const auto& [id, session] : sessions_) {
+    if (session->peer == peer) gone.push_back(session.get());
+  }
+  for (Session* session : gone) end(*session);
+  if (!gone.empty()) pump();
+}
+
+void SessionTable::expire() {
+  const TimePoint now = loop_.now();
+  std::vector<Session*> expired;
+  for (const auto& [id, session] : sessions_) {
+    if (now - session->last_used > std::chrono::milliseconds(session->lease_ms)) {
+      expired.push_back(session.get());
+    }
+  }
+  for (Session* session : expired) end(*session);
+  stats_.expired += expired.size();
+  if (!expired.empty()) pump();
+}
+
+SessionStats SessionTable::stats() const noexcept {
+  SessionStats stats = stats_;
+  stats.sessions = static_cast<std::uint32_t>(sessions_.size());
+  return stats;
+}
+
+}  // namespace hymcache
