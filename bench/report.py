@@ -1,0 +1,42 @@
+"""What a person sees at the end of a run: the table of numbers, targets and verdicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from hymcache.bench.samples import Sample
+from hymcache.bench.targets import TARGETS, Verdict, verdict
+
+Numbers = Mapping[str, float | None]
+_STYLES: Final = {Verdict.MET: "green", Verdict.MISSED: "bold red", Verdict.SKIPPED: "yellow"}
+
+
+def write_summary(path: Path, numbers: Numbers, context: Sample, notes: Mapping[str, str]) -> None:
+    """Writes the numbers by name (null: not measured, `notes` says why), and the context."""
+    document = {**numbers, "notes": dict(notes), "context": context}
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def verdict_table(title: str, numbers: Numbers, notes: Mapping[str, str]) -> Table:
+    """One row a number: value, target, verdict, and what it is."""
+    table = Table(title=title)
+    table.add_column("number")
+    table.add_column("value", justify="right")
+    table.add_column("target", justify="right")
+    table.add_column("verdict")
+    table.add_column("what it is", overflow="fold")
+    for name, value in numbers.items():
+        target, judged = TARGETS.get(name), verdict(name, value)
+        table.add_row(
+            name,
+            "-" if value is None else f"{value:.4g}",
+            f"<= {target.limit:.4g} {target.unit}" if target else "",
+            f"[{_STYLES[judged]}]{judged.value}[/]" if judged else "",
+            notes.get(name) or (target.meaning if target else ""),
+        )
+    return table
