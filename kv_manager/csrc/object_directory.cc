@@ -1,6 +1,5 @@
 #include "kv_manager/csrc/object_directory.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace hymcache {
@@ -53,27 +52,34 @@ void ObjectDirectory::make_valid(const ObjectKey& key, std::uint32_t crc32c,
 
 void ObjectDirectory::forget_pending(const ObjectKey& key) { index_.erase(key, node_); }
 
-bool ObjectDirectory::drop(const ObjectKey& key, Generation generation) {
+bool ObjectDirectory::remove(const ObjectKey& key, Generation generation) {
   const Entry* const row = find_valid(key);
   if (row == nullptr || row->generation != generation) return false;
-  const Entry gone = *row;
-  index_.erase(key, node_);
   --objects_;
-  object_bytes_ -= gone.length;
+  object_bytes_ -= row->length;
+  index_.erase(key, node_);
+  listener_.gone(key, generation);
+  return true;
+}
+
+bool ObjectDirectory::drop(const ObjectKey& key, Generation generation) {
+  const Entry* const row = find_valid(key);
+  if (row == nullptr) return false;
+  const Entry gone = *row;
   // Told before the address can hold anything else: a location must never name other bytes.
-  listener_.gone(gone.key, gone.generation);
+  if (!remove(gone.key, generation)) return false;
   device_.free(gone.address, gone.length);
   return true;
 }
 
-bool ObjectDirectory::drop_at(std::uint64_t address) {
+bool ObjectDirectory::forget_lost(std::uint64_t address) {
   Entry found;
   std::uint32_t cursor = 0;
-  index_.sweep(cursor, index_.rows_max(), [&](Entry& row) {
+  index_.sweep(cursor, index_.rows_max(), [&](const Entry& row) {
     if (row.valid() && row.address == address) found = row;
     return false;
   });
-  return found.valid() && drop(found.key, found.generation);
+  return found.valid() && remove(found.key, found.generation);
 }
 
 std::size_t ObjectDirectory::copy_rows(std::uint32_t& cursor, std::span<Entry> rows) {

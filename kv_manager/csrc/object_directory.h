@@ -39,8 +39,8 @@ class ObjectDirectory {
   void forget_pending(const ObjectKey& key);  // its address is the caller's to give back
   // Frees the object's address and tells the listener. False if there is no such object.
   bool drop(const ObjectKey& key, Generation generation);
-  // The same for whatever object lies at `address`; a scan, for the rare failed flush.
-  bool drop_at(std::uint64_t address);
+  // The device has lost what lay at `address` and taken it back. A scan, for the rare failed flush.
+  bool forget_lost(std::uint64_t address);
 
   // Copies up to rows.size() valid rows, from cursor on; returns how many. `cursor` is 0 again when
   // all rows were visited.
@@ -51,6 +51,8 @@ class ObjectDirectory {
   std::size_t index_bytes() const noexcept { return index_.bytes(); }
 
  private:
+  bool remove(const ObjectKey& key, Generation generation);
+
   Device& device_;
   const NodeId node_;
   Generation next_generation_;

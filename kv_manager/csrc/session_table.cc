@@ -66,6 +66,15 @@ void SessionTable::want(Session& session) {
 }
 
 void SessionTable::pump() {
+  // An answer may leave at once and free its slots while we stand in the loop below, which will
+  // see them.
+  if (pumping_) return;
+  pumping_ = true;
+  pump_all();
+  pumping_ = false;
+}
+
+void SessionTable::pump_all() {
   while (!wanting_.empty()) {
     Session* session = wanting_.front();
     Issue result = issue_one(*session);

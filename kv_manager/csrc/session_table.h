@@ -127,6 +127,7 @@ class SessionTable {
   };
   enum class Issue { kIssued, kIdle, kNoSlot };
 
+  void pump_all();
   Session* find(const wire::SessionId& id);
   void want(Session& session);
   Issue issue_one(Session& session);
@@ -148,6 +149,7 @@ class SessionTable {
   const Reply reply_;
   std::unordered_map<wire::SessionId, std::unique_ptr<Session>, IdHash> sessions_;
   std::deque<Session*> wanting_;  // may issue more, in order of arrival
+  bool pumping_ = false;
   struct Owner {
     Session* session = nullptr;
     std::uint32_t index = 0;

@@ -8,15 +8,12 @@
 #include <cerrno>
 #include <cstring>
 
+#include "transport/csrc/iovecs.h"
+
 namespace hymcache {
 namespace {
 
 constexpr std::size_t kBufferBytes = 64u << 10;
-constexpr std::size_t kIovecsPerCall = 64;
-
-iovec to_iovec(wire::Bytes bytes) {
-  return {.iov_base = const_cast<std::byte*>(bytes.data()), .iov_len = bytes.size()};
-}
 
 }  // namespace
 
@@ -88,24 +85,18 @@ void Channel::set_timeout(int option, TimePoint deadline) {
   current = left;
 }
 
-void Channel::send_parts(std::vector<iovec>& parts, TimePoint deadline) {
-  std::size_t next = 0;
-  while (next < parts.size()) {
+void Channel::send_parts(TimePoint deadline) {
+  for (std::size_t next = 0; next < parts_.size();) {
     set_timeout(SO_SNDTIMEO, deadline);
     msghdr message{};
-    message.msg_iov = parts.data() + next;
-    message.msg_iovlen = std::min(parts.size() - next, kIovecsPerCall);
+    message.msg_iov = parts_.data() + next;
+    message.msg_iovlen = std::min(parts_.size() - next, kIovecsPerCall);
     const ssize_t n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
     if (n < 0) {
       if (errno == EINTR) continue;
       fail_io("send", errno);
     }
-    auto left = static_cast<std::size_t>(n);
-    while (next < parts.size() && left >= parts[next].iov_len) left -= parts[next++].iov_len;
-    if (left > 0) {
-      parts[next].iov_base = static_cast<char*>(parts[next].iov_base) + left;
-      parts[next].iov_len -= left;
-    }
+    next = advance(parts_, next, static_cast<std::size_t>(n));
   }
 }
 
@@ -120,7 +111,7 @@ std::uint32_t Channel::send(wire::Type type, wire::Bytes head, wire::Bytes tail,
   if (!head.empty()) parts_.push_back(to_iovec(head));
   if (!tail.empty()) parts_.push_back(to_iovec(tail));
   parts_.insert(parts_.end(), bulk.begin(), bulk.end());
-  send_parts(parts_, deadline);
+  send_parts(deadline);
   return request_id;
 }
 
@@ -129,13 +120,13 @@ std::uint32_t Channel::begin_bulk(wire::Type type, wire::Bytes head, wire::Bytes
   const std::uint32_t request_id = next_request_id_++;
   const wire::Header header = wire::make_header(type, 0, request_id, head, tail, bulk_bytes);
   parts_ = {to_iovec(wire::as_bytes(header)), to_iovec(head), to_iovec(tail)};
-  send_parts(parts_, deadline);
+  send_parts(deadline);
   return request_id;
 }
 
-void Channel::send_bulk(const void* data, std::size_t bytes, TimePoint deadline) {
-  parts_ = {{.iov_base = const_cast<void*>(data), .iov_len = bytes}};
-  send_parts(parts_, deadline);
+void Channel::send_bulk(std::span<const iovec> parts, TimePoint deadline) {
+  parts_.assign(parts.begin(), parts.end());
+  send_parts(deadline);
 }
 
 void Channel::fill(std::size_t bytes, TimePoint deadline) {
@@ -209,16 +200,22 @@ Channel::Frame Channel::receive(wire::Type type, std::uint32_t request_id, TimeP
   }
 }
 
-void Channel::receive_bulk(void* data, std::size_t bytes, TimePoint deadline) {
-  auto* out = static_cast<std::byte*>(data);
-  const std::size_t buffered = std::min(bytes, end_ - begin_);
-  std::memcpy(out, buffer_.data() + begin_, buffered);
-  begin_ += buffered;
-  out += buffered;
-  bytes -= buffered;
-  while (bytes > 0) {
+void Channel::receive_bulk(std::span<const iovec> parts, TimePoint deadline) {
+  parts_.assign(parts.begin(), parts.end());
+  std::size_t next = 0;
+  // What came along with the frame first.
+  while (next < parts_.size() && begin_ != end_) {
+    const std::size_t step = std::min(parts_[next].iov_len, end_ - begin_);
+    std::memcpy(parts_[next].iov_base, buffer_.data() + begin_, step);
+    begin_ += step;
+    next = advance(parts_, next, step);
+  }
+  while (next < parts_.size()) {
     set_timeout(SO_RCVTIMEO, deadline);
-    const ssize_t n = ::recv(fd_.get(), out, bytes, MSG_WAITALL);
+    msghdr message{};
+    message.msg_iov = parts_.data() + next;
+    message.msg_iovlen = std::min(parts_.size() - next, kIovecsPerCall);
+    const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_WAITALL);
     if (n == 0) {
       fail(ErrorKind::kUnavailable, endpoint_.text() + " closed the connection", ECONNRESET);
     }
@@ -226,8 +223,7 @@ void Channel::receive_bulk(void* data, std::size_t bytes, TimePoint deadline) {
       if (errno == EINTR) continue;
       fail_io("recv", errno);
     }
-    out += n;
-    bytes -= static_cast<std::size_t>(n);
+    next = advance(parts_, next, static_cast<std::size_t>(n));
   }
 }
 

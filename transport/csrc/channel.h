@@ -42,14 +42,14 @@ class Channel {
   // As send(), but announces `bulk_bytes` that the caller then gives to send_bulk() piece by piece.
   std::uint32_t begin_bulk(wire::Type type, wire::Bytes head, wire::Bytes tail,
                            std::uint64_t bulk_bytes, TimePoint deadline);
-  void send_bulk(const void* data, std::size_t bytes, TimePoint deadline);
+  void send_bulk(std::span<const iovec> parts, TimePoint deadline);
   // The response to `request_id`. An ERROR frame is thrown as what it says (wire::throw_error).
   Frame receive(wire::Type type, std::uint32_t request_id, TimePoint deadline);
   Frame call(wire::Type type, wire::Bytes head, wire::Bytes tail, TimePoint deadline) {
     return receive(type, send(type, head, tail, deadline), deadline);
   }
   // The bulk bytes of the frame just received, in pieces as the caller wants them.
-  void receive_bulk(void* data, std::size_t bytes, TimePoint deadline);
+  void receive_bulk(std::span<const iovec> parts, TimePoint deadline);
   // A descriptor that came with what was received (SCM_RIGHTS); none: an empty one.
   UniqueFd take_fd() noexcept { return std::move(passed_fd_); }
 
@@ -61,7 +61,7 @@ class Channel {
   Channel(Endpoint endpoint, UniqueFd fd);
   void shake_hands(const Identity& identity, wire::Role expected, TimePoint deadline);
   void fill(std::size_t bytes, TimePoint deadline);  // at least so many are buffered
-  void send_parts(std::vector<iovec>& parts, TimePoint deadline);
+  void send_parts(TimePoint deadline);  // what stands in parts_
   void set_timeout(int option, TimePoint deadline);
   [[noreturn]] void fail(ErrorKind kind, const std::string& message, int error_number = 0);
   [[noreturn]] void fail_io(const char* call, int error_number);
@@ -74,7 +74,7 @@ class Channel {
   std::vector<std::byte> buffer_;
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
-  std::vector<iovec> parts_;  // kept between calls: sending allocates nothing
+  std::vector<iovec> parts_;  // kept between calls, which then allocate nothing
   std::int64_t timeout_us_[2] = {-1, -1};
 };
 

@@ -25,6 +25,7 @@ namespace {
 constexpr std::size_t kLaneBytes = 1024;
 constexpr std::size_t kLanesBytes = 3 * kLaneBytes;
 constexpr std::size_t kLine = 64;
+constexpr std::size_t kWord = sizeof(std::uint64_t);
 // Three streams within a page or two are more than some prefetchers follow. Measured on Zen 5:
 // with two rounds ahead the copy takes 0.85 of the time of memcpy, without 1.4.
 constexpr std::size_t kPrefetchBytes = 2 * kLanesBytes;
@@ -69,40 +70,49 @@ HYMCACHE_TARGET inline std::uint32_t shift(std::uint32_t crc) noexcept {
   return step(0, carryless(crc, kFactor));
 }
 
-// Checksums without the inversions at either end; and streams to `to` where kCopy.
+// The bytes still to be read; what is read is streamed to `to` as well where kCopy.
 template <bool kCopy>
-HYMCACHE_TARGET std::uint32_t pass(std::byte* to, const std::byte* from, std::size_t bytes,
-                                   std::uint32_t crc) noexcept {
-  const auto take = [&to, &from](std::size_t at) HYMCACHE_TARGET {
+struct Source {
+  std::byte* to;
+  const std::byte* from;
+  std::size_t left;
+
+  HYMCACHE_TARGET std::uint64_t word(std::size_t at) const noexcept {
     const std::uint64_t word = load_word(from + at);
     if constexpr (kCopy) stream_word(to + at, word);
     return word;
-  };
-  const auto advance = [&to, &from, &bytes](std::size_t by) {
-    from += by;
-    bytes -= by;
-    if constexpr (kCopy) to += by;
-  };
-  for (; bytes >= kLanesBytes; advance(kLanesBytes)) {
+  }
+  std::uint8_t byte() const noexcept {
+    if constexpr (kCopy) *to = *from;
+    return std::to_integer<std::uint8_t>(*from);
+  }
+  void advance(std::size_t bytes) noexcept {
+    if constexpr (kCopy) to += bytes;
+    from += bytes;
+    left -= bytes;
+  }
+};
+
+// The checksum of all that is left, without the inversions at either end.
+template <bool kCopy>
+HYMCACHE_TARGET std::uint32_t take_all(Source<kCopy> source, std::uint32_t crc) noexcept {
+  for (; source.left >= kLanesBytes; source.advance(kLanesBytes)) {
     std::uint32_t second = 0;
     std::uint32_t third = 0;
     for (std::size_t line = 0; line < kLaneBytes; line += kLine) {
       for (std::size_t lane = 0; lane < kLanesBytes; lane += kLaneBytes) {
-        __builtin_prefetch(from + kPrefetchBytes + lane + line);  // harmless beyond the end
+        __builtin_prefetch(source.from + kPrefetchBytes + lane + line);  // harmless beyond the end
       }
-      for (std::size_t at = line; at < line + kLine; at += sizeof(std::uint64_t)) {
-        crc = step(crc, take(at));
-        second = step(second, take(kLaneBytes + at));
-        third = step(third, take(2 * kLaneBytes + at));
+      for (std::size_t at = line; at < line + kLine; at += kWord) {
+        crc = step(crc, source.word(at));
+        second = step(second, source.word(kLaneBytes + at));
+        third = step(third, source.word(2 * kLaneBytes + at));
       }
     }
     crc = shift<2 * kLaneBytes>(crc) ^ shift<kLaneBytes>(second) ^ third;
   }
-  for (; bytes >= sizeof(std::uint64_t); advance(sizeof(std::uint64_t))) crc = step(crc, take(0));
-  for (; bytes > 0; advance(1)) {
-    crc = step_byte(crc, std::to_integer<std::uint8_t>(*from));
-    if constexpr (kCopy) *to = *from;
-  }
+  for (; source.left >= kWord; source.advance(kWord)) crc = step(crc, source.word(0));
+  for (; source.left > 0; source.advance(1)) crc = step_byte(crc, source.byte());
   return crc;
 }
 
@@ -121,7 +131,7 @@ bool supported() noexcept {
 
 HYMCACHE_TARGET std::uint32_t update(std::uint32_t crc, const void* data,
                                      std::size_t bytes) noexcept {
-  return ~pass<false>(nullptr, static_cast<const std::byte*>(data), bytes, ~crc);
+  return ~take_all(Source<false>{nullptr, static_cast<const std::byte*>(data), bytes}, ~crc);
 }
 
 #if defined(__x86_64__)
@@ -131,7 +141,7 @@ HYMCACHE_TARGET std::uint32_t stream(std::byte* to, const std::byte* from, std::
   const std::size_t head = std::min((0 - reinterpret_cast<std::uintptr_t>(to)) % kLine, bytes);
   std::memcpy(to, from, head);
   crc = update(crc, to, head);
-  return ~pass<true>(to + head, from + head, bytes - head, ~crc);
+  return ~take_all(Source<true>{to + head, from + head, bytes - head}, ~crc);
 }
 #endif
 

@@ -3,30 +3,44 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
+#include <cstring>
 
 namespace hymcache {
+namespace {
+
+constexpr auto kTick = std::chrono::seconds(1);
+constexpr int kAcceptsPerTurn = 32;
+
+}  // namespace
 
 FrameServer::FrameServer(EventLoop& loop, Identity identity, FrameServerOptions options,
                          Handler& handler)
     : loop_(loop), identity_(std::move(identity)), options_(std::move(options)), handler_(handler) {
   for (Endpoint endpoint : options_.listen) {
-    listeners_.push_back(listen_socket(endpoint, &endpoint.port));
+    listeners_.push_back(
+        {.fd = listen_socket(endpoint, &endpoint.port), .is_unix = endpoint.is_unix, .pause = {}});
     endpoints_.push_back(endpoint);
-    const int fd = listeners_.back().get();
-    loop_.watch(fd, EPOLLIN, [this, fd, is_unix = endpoint.is_unix](std::uint32_t) {
-      accept_some(fd, is_unix);
-    });
   }
-  timer_ = loop_.after(std::chrono::seconds(1), [this] { check_timeouts(); });
+  for (std::size_t i = 0; i < listeners_.size(); ++i) {
+    loop_.watch(listeners_[i].fd.get(), EPOLLIN, [this, i](std::uint32_t) { accept_some(i); });
+  }
+  timer_ = loop_.after(kTick, [this] { check_timeouts(); });
 }
 
 FrameServer::~FrameServer() {
   loop_.cancel(timer_);
-  for (const UniqueFd& listener : listeners_) loop_.unwatch(listener.get());
+  for (const Listener& listener : listeners_) {
+    loop_.cancel(listener.pause);
+    loop_.unwatch(listener.fd.get());
+  }
   for (const Endpoint& endpoint : endpoints_) {
     if (endpoint.is_unix) ::unlink(endpoint.host.c_str());
   }
+  // What was being sent is called back for, and may ask for its peer: there is none any more.
+  peers_by_id_.clear();
+  peers_.clear();
 }
 
 FrameServerStats FrameServer::stats() const noexcept {
@@ -40,32 +54,33 @@ FrameServer::Peer* FrameServer::find(std::uint64_t peer_id) noexcept {
   return found == peers_by_id_.end() ? nullptr : found->second;
 }
 
-void FrameServer::accept_some(int listener, bool is_unix) {
+void FrameServer::accept_some(std::size_t listener) {
   // A few at a time: a flood of connections must not keep those that are open waiting.
-  for (int i = 0; i < 32; ++i) {
-    UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    UniqueFd fd(
+        ::accept4(listeners_[listener].fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno == EMFILE || errno == ENFILE) {
-        // Out of descriptors: the listener stays readable, so look away for a moment.
-        ++stats_.refused;
-        loop_.rewatch(listener, 0);
-        loop_.after(std::chrono::milliseconds(100),
-                    [this, listener] { loop_.rewatch(listener, EPOLLIN); });
-      }
+      if (errno != EAGAIN && errno != EWOULDBLOCK) pause(listener);
       return;
     }
     if (peers_.size() >= options_.connections_max) {
-      ++stats_.refused;
-      continue;  // closed; the client sees it at once and tries elsewhere
+      refuse_busy(fd.get());
+      continue;
     }
     tune_socket(fd.get());
     auto peer = std::make_unique<Peer>();
     peer->id_ = next_peer_id_++;
-    peer->is_unix_ = is_unix;
+    peer->is_unix_ = listeners_[listener].is_unix;
     peer->accepted_at_ = loop_.now();
-    peer->socket_ =
-        std::make_unique<FramedSocket>(loop_, std::move(fd), static_cast<Delegate&>(*this));
+    try {
+      peer->socket_ =
+          std::make_unique<FramedSocket>(loop_, std::move(fd), static_cast<Delegate&>(*this));
+    } catch (const Error&) {  // the kernel watches no more descriptors for this user
+      ++stats_.refused;
+      continue;
+    }
+    peer->socket_->set_payload_bytes_max(wire::kHandshakePayloadBytesMax);
     ++stats_.accepted;
     peers_by_id_.emplace(peer->id_, peer.get());
     FramedSocket* const socket = peer->socket_.get();
@@ -73,28 +88,55 @@ void FrameServer::accept_some(int listener, bool is_unix) {
   }
 }
 
+// Out of descriptors or memory: the listener stays readable, so look away for a moment.
+void FrameServer::pause(std::size_t listener) {
+  ++stats_.refused;
+  loop_.rewatch(listeners_[listener].fd.get(), 0);
+  listeners_[listener].pause = loop_.after(std::chrono::milliseconds(100), [this, listener] {
+    loop_.rewatch(listeners_[listener].fd.get(), EPOLLIN);
+  });
+}
+
+void FrameServer::refuse_busy(int fd) {
+  ++stats_.refused;
+  const wire::ErrorReply reply = wire::make_error(
+      wire::ErrorCode::kBusy, identity_.name + " has as many connections as it takes (" +
+                                  std::to_string(options_.connections_max) + ")");
+  const wire::Header header =
+      wire::make_header(wire::Type::kError, wire::kFlagResponse, 0, wire::as_bytes(reply), 0);
+  std::array<std::byte, sizeof header + sizeof reply> frame;
+  std::memcpy(frame.data(), &header, sizeof header);
+  std::memcpy(frame.data() + sizeof header, &reply, sizeof reply);
+  // It fits any socket buffer; if not, the connection's end says enough.
+  [[maybe_unused]] const ssize_t n =
+      ::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 void FrameServer::on_frame(FramedSocket& socket, const wire::Header& header, wire::Bytes payload) {
   Peer& peer = *peers_.at(&socket);
   ++stats_.frames;
-  try {
-    if (peer.state_ == Peer::State::kOpen) {
-      handler_.on_frame(peer, header, payload);
-      return;
-    }
-    // Nothing but the handshake, and no bulk bytes, from somebody unknown.
-    if (header.bulk_bytes > 0) throw Error(ErrorKind::kProtocol, "bulk bytes before HELLO");
-    if (peer.state_ == Peer::State::kHello && header.type == wire::Type::kHello) {
-      on_hello(peer, header, payload);
-    } else if (peer.state_ == Peer::State::kAuth && header.type == wire::Type::kAuth) {
-      on_auth(peer, header, payload);
-    } else {
-      throw Error(ErrorKind::kProtocol,
-                  std::string(wire::type_name(header.type)) + " before the handshake is over");
-    }
-  } catch (const Error&) {
-    ++stats_.protocol_errors;
-    throw;
+  const char* const type = wire::type_name(header.type);
+  if (header.is_response()) {
+    throw wire::Unexpected(std::string("a response (") + type + ") where only requests may come");
   }
+  const bool hello = header.type == wire::Type::kHello;
+  const bool auth = header.type == wire::Type::kAuth;
+  if (peer.state_ == Peer::State::kOpen) {
+    if (hello || auth) throw wire::Unexpected(std::string(type) + " after the handshake");
+    handler_.on_frame(peer, header, payload);
+    return;
+  }
+  // Nothing but the handshake, and no bulk bytes, from somebody unknown.
+  if (!(peer.state_ == Peer::State::kHello ? hello : auth)) {
+    throw wire::Unexpected(std::string(type) + " before the handshake is over");
+  }
+  if (header.bulk_bytes > 0) throw wire::Unexpected(std::string(type) + " with bulk bytes");
+  if (hello) {
+    on_hello(peer, header, payload);
+  } else {
+    on_auth(peer, header, payload);
+  }
+  if (peer.state_ == Peer::State::kOpen) socket.set_payload_bytes_max(wire::kPayloadBytesMax);
 }
 
 void FrameServer::on_hello(Peer& peer, const wire::Header& header, wire::Bytes payload) {
@@ -108,6 +150,10 @@ void FrameServer::on_hello(Peer& peer, const wire::Header& header, wire::Bytes p
     peer.socket().send_error(header.request_id, wire::ErrorCode::kVersion, error.what());
     peer.socket().close(error.what(), /*flush=*/true);
     return;
+  }
+  if (!wire::is_known(hello.role)) {
+    throw Error(ErrorKind::kProtocol,
+                "HELLO: there is no role " + std::to_string(static_cast<int>(hello.role)));
   }
   peer.role_ = hello.role;
   peer.name_ = wire::from_text(hello.name);
@@ -127,6 +173,7 @@ void FrameServer::on_hello(Peer& peer, const wire::Header& header, wire::Bytes p
 void FrameServer::on_auth(Peer& peer, const wire::Header& header, wire::Bytes payload) {
   wire::PayloadReader reader(payload, "AUTH");
   const auto auth = reader.take<wire::Auth>();
+  reader.finish();
   const wire::Mac expected =
       prove(identity_.mac, wire::Role::kClient, peer.client_nonce_, peer.server_nonce_);
   if (!equal_in_constant_time(auth.proof, expected)) {
@@ -148,6 +195,7 @@ void FrameServer::on_closed(FramedSocket& socket, const std::string&) {
   const std::unique_ptr<Peer> peer = std::move(found->second);
   peers_.erase(found);
   peers_by_id_.erase(peer->id());
+  if (socket.peer_at_fault()) ++stats_.protocol_errors;
   if (peer->state_ == Peer::State::kOpen) handler_.on_peer_gone(*peer);
 }
 
@@ -156,13 +204,13 @@ void FrameServer::check_timeouts() {
   for (const auto& [socket, peer] : peers_) {
     if (peer->state_ != Peer::State::kOpen &&
         now - peer->accepted_at_ > options_.handshake_timeout) {
-      ++stats_.refused;
+      if (!socket->closing()) ++stats_.refused;
       socket->close("no handshake in time");
-    } else if (socket->sending() && now - socket->last_progress() > options_.send_timeout) {
-      socket->close("the peer takes no bytes");
+    } else if (socket->stalled(now, options_.stall_timeout)) {
+      socket->close("the peer has stalled");
     }
   }
-  timer_ = loop_.after(std::chrono::seconds(1), [this] { check_timeouts(); });
+  timer_ = loop_.after(kTick, [this] { check_timeouts(); });
 }
 
 }  // namespace hymcache

@@ -16,8 +16,9 @@ struct FrameServerOptions {
   std::vector<Endpoint> listen;
   std::uint32_t connections_max = 4096;
   Clock::duration handshake_timeout = std::chrono::seconds(5);
-  // A connection with bytes to send that takes none of them for so long is closed.
-  Clock::duration send_timeout = std::chrono::seconds(30);
+  // A connection that takes no byte of what it is sent, or stops in the middle of a frame, for so
+  // long is closed.
+  Clock::duration stall_timeout = std::chrono::seconds(30);
 };
 
 struct FrameServerStats {
@@ -60,7 +61,7 @@ class FrameServer : private FramedSocket::Delegate {
   class Handler {
    public:
     virtual ~Handler() = default;
-    // As FramedSocket::Delegate::on_frame, for peers that have shaken hands.
+    // As FramedSocket::Delegate::on_frame, for requests of peers that have shaken hands.
     virtual void on_frame(Peer& peer, const wire::Header& header, wire::Bytes payload) = 0;
     virtual void on_peer_gone(Peer& peer) = 0;  // only for peers that had shaken hands
   };
@@ -75,7 +76,15 @@ class FrameServer : private FramedSocket::Delegate {
   Peer* find(std::uint64_t peer_id) noexcept;
 
  private:
-  void accept_some(int listener, bool is_unix);
+  struct Listener {
+    UniqueFd fd;
+    bool is_unix = false;
+    EventLoop::TimerId pause;  // until it is looked at again
+  };
+
+  void accept_some(std::size_t listener);
+  void pause(std::size_t listener);
+  void refuse_busy(int fd);
   void on_frame(FramedSocket& socket, const wire::Header& header, wire::Bytes payload) override;
   void on_closed(FramedSocket& socket, const std::string& reason) override;
   void on_hello(Peer& peer, const wire::Header& header, wire::Bytes payload);
@@ -87,7 +96,7 @@ class FrameServer : private FramedSocket::Delegate {
   const FrameServerOptions options_;
   Handler& handler_;
   std::vector<Endpoint> endpoints_;
-  std::vector<UniqueFd> listeners_;
+  std::vector<Listener> listeners_;
   std::unordered_map<FramedSocket*, std::unique_ptr<Peer>> peers_;
   std::unordered_map<std::uint64_t, Peer*> peers_by_id_;
   std::uint64_t next_peer_id_ = 1;

@@ -7,33 +7,19 @@
 #include <cerrno>
 #include <cstring>
 
+#include "transport/csrc/iovecs.h"
+
 namespace hymcache {
 namespace {
 
-constexpr std::size_t kBufferBytes = 64u << 10;
+// Enough for any request but PREFETCH and PUBLISH, whose senders' buffers grow; it is what an idle
+// connection costs.
+constexpr std::size_t kBufferBytes = 16u << 10;
+constexpr std::size_t kSinkBytes = 64u << 10;
 // A peer that sends requests and never reads the answers is cut off, not buffered for.
 constexpr std::uint64_t kQueuedControlBytesMax = 16u << 20;
 // After this much in one go other connections get their turn.
 constexpr std::uint64_t kBytesPerTurn = 8u << 20;
-constexpr std::size_t kIovecsPerCall = 64;
-
-// Drops the first `bytes` of parts[next...]; returns the new `next`.
-std::size_t advance(std::vector<iovec>& parts, std::size_t next, std::size_t bytes) {
-  while (bytes > 0) {
-    iovec& part = parts[next];
-    const std::size_t step = std::min(bytes, part.iov_len);
-    part.iov_base = static_cast<char*>(part.iov_base) + step;
-    part.iov_len -= step;
-    bytes -= step;
-    if (part.iov_len == 0) ++next;
-  }
-  while (next < parts.size() && parts[next].iov_len == 0) ++next;
-  return next;
-}
-
-iovec to_iovec(wire::Bytes bytes) {
-  return {.iov_base = const_cast<std::byte*>(bytes.data()), .iov_len = bytes.size()};
-}
 
 }  // namespace
 
@@ -43,7 +29,8 @@ FramedSocket::FramedSocket(EventLoop& loop, UniqueFd fd, Delegate& delegate)
       delegate_(delegate),
       buffer_(kBufferBytes),
       interest_(EPOLLIN),
-      last_progress_(loop.now()) {
+      last_sent_(loop.now()),
+      last_received_(loop.now()) {
   loop_.watch(fd_.get(), interest_, [this](std::uint32_t events) { on_events(events); });
 }
 
@@ -56,7 +43,7 @@ FramedSocket::~FramedSocket() {
 
 void FramedSocket::send(wire::Type type, std::uint16_t flags, std::uint32_t request_id,
                         wire::Bytes head, wire::Bytes tail, int fd_to_pass) {
-  if (closing_) return;
+  if (closing()) return;
   const wire::Header header = wire::make_header(type, flags, request_id, head, tail, 0);
   const std::size_t bytes = sizeof header + head.size() + tail.size();
   std::size_t sent = 0;
@@ -67,10 +54,7 @@ void FramedSocket::send(wire::Type type, std::uint16_t flags, std::uint32_t requ
     message.msg_iov = parts;
     message.msg_iovlen = 3;
     const ssize_t n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n == static_cast<ssize_t>(bytes)) {
-      last_progress_ = loop_.now();
-      return;
-    }
+    if (n == static_cast<ssize_t>(bytes)) return;
     if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
       close(std::string("send: ") + std::strerror(errno));
       return;
@@ -95,7 +79,7 @@ void FramedSocket::send(wire::Type type, std::uint16_t flags, std::uint32_t requ
 void FramedSocket::send_bulk(wire::Type type, std::uint16_t flags, std::uint32_t request_id,
                              wire::Bytes head, wire::Bytes tail, std::vector<iovec> bulk,
                              Done sent) {
-  if (closing_) {
+  if (closing()) {
     if (sent) sent();
     return;
   }
@@ -126,7 +110,7 @@ void FramedSocket::enqueue(Outgoing outgoing) {
   const bool was_empty = out_.empty();
   out_.push_back(std::move(outgoing));
   if (was_empty) {
-    last_progress_ = loop_.now();
+    last_sent_ = loop_.now();
     flush_queue();
   }
 }
@@ -160,7 +144,7 @@ void FramedSocket::flush_queue() {
       return;
     }
     outgoing.fd_to_pass = -1;
-    last_progress_ = loop_.now();
+    last_sent_ = loop_.now();
     turn_bytes += static_cast<std::uint64_t>(n);
     queued_bytes_ -= static_cast<std::uint64_t>(n);
     outgoing.bytes -= static_cast<std::uint64_t>(n);
@@ -190,13 +174,13 @@ void FramedSocket::update_interest() {
 
 void FramedSocket::on_events(std::uint32_t events) {
   if ((events & EPOLLOUT) != 0) flush_queue();
-  if (closing_ || close_after_flush_) {
+  if (closing()) {
     if (!closing_ && (events & (EPOLLERR | EPOLLHUP)) != 0) close(close_reason_);
     return;
   }
   if ((events & (EPOLLIN | EPOLLERR | EPOLLHUP)) == 0) return;
   std::uint64_t turns = 0;
-  while (!closing_ && !close_after_flush_ && receive_some()) {
+  while (!closing() && receive_some()) {
     if (++turns >= 16) break;  // level-triggered: the rest comes in the next round
   }
 }
@@ -224,19 +208,18 @@ bool FramedSocket::receive_some() {
   }
   const bool filled = end_ + static_cast<std::size_t>(n) == buffer_.size();
   end_ += static_cast<std::size_t>(n);
-  last_progress_ = loop_.now();
+  last_received_ = loop_.now();
   parse_frames();
   // A short read has emptied the socket: asking again would be a call for nothing.
   return filled || incoming_.bytes > 0;
 }
 
 void FramedSocket::parse_frames() {
-  while (!closing_ && !close_after_flush_ && incoming_.bytes == 0 &&
-         end_ - begin_ >= sizeof(wire::Header)) {
+  while (!closing() && incoming_.bytes == 0 && end_ - begin_ >= sizeof(wire::Header)) {
     wire::Header header;
     wire::Bytes payload;
     try {
-      header = wire::parse_header({buffer_.data() + begin_, end_ - begin_});
+      header = wire::parse_header({buffer_.data() + begin_, end_ - begin_}, payload_bytes_max_);
       const std::size_t frame_bytes = sizeof header + header.payload_bytes;
       if (end_ - begin_ < frame_bytes) {
         // Room for the rest of it: compacted here so that the buffer stays as small as it can.
@@ -253,7 +236,11 @@ void FramedSocket::parse_frames() {
       begin_ += frame_bytes;
       dispatch(header, payload);
     } catch (const Error& error) {
-      send_error(header.request_id, wire::ErrorCode::kMalformed, error.what());
+      const bool unexpected = dynamic_cast<const wire::Unexpected*>(&error) != nullptr;
+      peer_at_fault_ = true;
+      send_error(header.request_id,
+                 unexpected ? wire::ErrorCode::kUnexpected : wire::ErrorCode::kMalformed,
+                 error.what());
       close(error.what(), /*flush=*/true);
       return;
     }
@@ -263,7 +250,8 @@ void FramedSocket::parse_frames() {
 void FramedSocket::dispatch(const wire::Header& header, wire::Bytes payload) {
   incoming_ = {};
   delegate_.on_frame(*this, header, payload);
-  if (header.bulk_bytes == 0) return;
+  if (closing()) incoming_ = {};  // the delegate has had enough of this peer
+  if (header.bulk_bytes == 0 || closing()) return;
   std::uint64_t named = 0;
   for (const iovec& part : incoming_.parts) named += part.iov_len;
   if (named == 0) {
@@ -275,6 +263,7 @@ void FramedSocket::dispatch(const wire::Header& header, wire::Bytes payload) {
                                           " expected");
   } else {
     incoming_.bytes = named;
+    incoming_.next = advance(incoming_.parts, 0, 0);  // a call with nothing to fill means "closed"
   }
   take_buffered_bulk();
 }
@@ -285,7 +274,7 @@ void FramedSocket::receive_bulk(std::vector<iovec> bulk, Done received) {
 
 void FramedSocket::discard_bulk(std::uint64_t bytes) {
   // Into one small buffer, again and again: the bytes are of no use to anyone.
-  static thread_local std::vector<std::byte> sink(kBufferBytes);
+  static thread_local std::vector<std::byte> sink(kSinkBytes);
   incoming_.parts.clear();
   incoming_.next = 0;
   incoming_.bytes = bytes;
@@ -327,7 +316,7 @@ bool FramedSocket::receive_bulk_some() {
     }
     return false;
   }
-  last_progress_ = loop_.now();
+  last_received_ = loop_.now();
   incoming_.next = advance(incoming_.parts, incoming_.next, static_cast<std::size_t>(n));
   incoming_.bytes -= static_cast<std::uint64_t>(n);
   finish_bulk_if_complete();
@@ -342,14 +331,20 @@ void FramedSocket::finish_bulk_if_complete() {
 }
 
 void FramedSocket::close(const std::string& reason, bool flush) {
-  if (closing_ || close_after_flush_) return;
-  close_reason_ = reason;
+  if (closing_ || (close_after_flush_ && flush)) return;
+  if (!close_after_flush_) close_reason_ = reason;  // the first one is the cause
   if (flush && !out_.empty()) {
     close_after_flush_ = true;
     update_interest();
     return;
   }
   schedule_close();
+}
+
+bool FramedSocket::stalled(TimePoint now, Clock::duration limit) const noexcept {
+  const bool receiving = incoming_.bytes > 0 || begin_ != end_;
+  return (!out_.empty() && now - last_sent_ > limit) ||
+         (receiving && now - last_received_ > limit);
 }
 
 void FramedSocket::schedule_close() {

@@ -22,7 +22,8 @@ class FramedSocket {
   class Delegate {
    public:
     virtual ~Delegate() = default;
-    // May throw Error(kProtocol): the peer gets an ERROR frame and the connection is closed.
+    // May throw Error: the peer gets an ERROR frame (kUnexpected for wire::Unexpected, kMalformed
+    // for others) and the connection is closed.
     // If header.bulk_bytes > 0 the delegate calls receive_bulk() in here, or they are discarded.
     virtual void on_frame(FramedSocket& socket, const wire::Header& header,
                           wire::Bytes payload) = 0;
@@ -36,25 +37,31 @@ class FramedSocket {
   FramedSocket(const FramedSocket&) = delete;
   FramedSocket& operator=(const FramedSocket&) = delete;
 
-  // Sends head and tail as one payload. `fd_to_pass` goes along (UNIX sockets only).
+  // Sends head and tail as one payload. `fd_to_pass` goes along (UNIX sockets only) and must stay
+  // open as long as this socket.
   void send(wire::Type type, std::uint16_t flags, std::uint32_t request_id, wire::Bytes head,
             wire::Bytes tail = {}, int fd_to_pass = -1);
-  // The same with bulk bytes, which must stay as they are until `sent` is called: when they have
-  // left, or when the connection is gone.
+  // The same with bulk bytes, which must stay as they are until `sent` is called, exactly once:
+  // when they have left, which may be before this returns, or when this socket is destroyed.
   void send_bulk(wire::Type type, std::uint16_t flags, std::uint32_t request_id, wire::Bytes head,
                  wire::Bytes tail, std::vector<iovec> bulk, Done sent);
   void send_error(std::uint32_t request_id, wire::ErrorCode code, std::string_view message);
 
   // Only in on_frame: where the bulk bytes of this frame go. `received` is called when all are
-  // there; not at all if the connection ends before.
+  // there; not at all if the connection ends before. It must not throw.
   void receive_bulk(std::vector<iovec> bulk, Done received);
 
-  // Idempotent; on_closed follows in this round's end. With `flush`, what is queued goes first.
+  // Idempotent; on_closed follows in this round's end. With `flush`, what is queued goes first:
+  // nothing more is sent or received, and a second close() without `flush` cuts it short.
   void close(const std::string& reason, bool flush = false);
-  bool closing() const noexcept { return closing_; }
+  bool closing() const noexcept { return closing_ || close_after_flush_; }
+  // The peer broke the protocol, which is why the connection ends.
+  bool peer_at_fault() const noexcept { return peer_at_fault_; }
   std::uint64_t queued_bytes() const noexcept { return queued_bytes_; }
-  TimePoint last_progress() const noexcept { return last_progress_; }
-  bool sending() const noexcept { return !out_.empty(); }
+  // There is something to send, or a frame has begun to come, and nothing has moved for so long.
+  bool stalled(TimePoint now, Clock::duration limit) const noexcept;
+  // A tighter bound than wire::kPayloadBytesMax on what the peer may send.
+  void set_payload_bytes_max(std::uint32_t bytes) noexcept { payload_bytes_max_ = bytes; }
 
  private:
   struct Outgoing {
@@ -95,11 +102,14 @@ class FramedSocket {
   Incoming incoming_;
   std::deque<Outgoing> out_;
   std::uint64_t queued_bytes_ = 0;
+  std::uint32_t payload_bytes_max_ = wire::kPayloadBytesMax;
   std::uint32_t interest_ = 0;
   bool closing_ = false;
   bool close_after_flush_ = false;
+  bool peer_at_fault_ = false;
   std::string close_reason_;
-  TimePoint last_progress_;
+  TimePoint last_sent_;
+  TimePoint last_received_;
   std::shared_ptr<FramedSocket*> self_ =
       std::make_shared<FramedSocket*>(this);  // for deferred work
 };

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <utility>
 
 #include "transport/csrc/crc32c_instruction.h"
 #include "transport/csrc/crc32c_polynomial.h"
@@ -51,38 +50,40 @@ HYMCACHE_TARGET inline void store(std::byte* to, __m512i value) noexcept {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), value);
 }
 
-template <std::size_t... kWords>
-HYMCACHE_TARGET inline std::uint32_t crc_of_words(__m512i words,
-                                                  std::index_sequence<kWords...>) noexcept {
+// The bits of the message folded into 64 bytes have the message's checksum.
+HYMCACHE_TARGET inline std::uint32_t reduce(__m512i sum) noexcept {
+  std::array<std::uint64_t, 8> words;
+  _mm512_storeu_si512(words.data(), sum);
   std::uint64_t crc = 0;
-  ((crc = _mm_crc32_u64(crc, static_cast<std::uint64_t>(words[kWords]))), ...);
+  for (const std::uint64_t word : words) crc = _mm_crc32_u64(crc, word);
   return static_cast<std::uint32_t>(crc);
 }
 
-// The bits of the message folded into 64 bytes have the message's checksum. Taken from the register
-// and not by way of memory, where a load might wait for all the streamed stores before it.
-HYMCACHE_TARGET inline std::uint32_t reduce(__m512i sum) noexcept {
-  return crc_of_words(sum, std::make_index_sequence<8>{});
-}
-
-// Folds the bytes, a multiple of 64 and at least kStride, into a checksum without the inversions
-// at either end; and streams them to `to`, aligned to 64, where kCopy.
+// The bytes still to be read; what is read is streamed to `to` as well where kCopy.
 template <bool kCopy>
-HYMCACHE_TARGET std::uint32_t fold_vectors(std::byte* to, const std::byte* from, std::size_t bytes,
-                                           std::uint32_t crc) noexcept {
-  const __m512i by_stride = fold_factors<kStride>();
-  const __m512i by_vector = fold_factors<kVector>();
-  const auto take = [&to, &from](std::size_t at) HYMCACHE_TARGET {
+struct Source {
+  std::byte* to;
+  const std::byte* from;
+  std::size_t left;
+
+  HYMCACHE_TARGET __m512i vector(std::size_t at) const noexcept {
     const __m512i value = load(from + at);
     if constexpr (kCopy) store(to + at, value);
     return value;
-  };
-  const auto advance = [&to, &from, &bytes](std::size_t by) {
-    from += by;
-    bytes -= by;
-    if constexpr (kCopy) to += by;
-  };
+  }
+  void advance(std::size_t bytes) noexcept {
+    if constexpr (kCopy) to += bytes;
+    from += bytes;
+    left -= bytes;
+  }
+};
 
+// The checksum of all that is left, a multiple of 64 bytes and at least kStride, without the
+// inversions at either end.
+template <bool kCopy>
+HYMCACHE_TARGET std::uint32_t fold_all(Source<kCopy> source, std::uint32_t crc) noexcept {
+  const __m512i by_stride = fold_factors<kStride>();
+  const __m512i by_vector = fold_factors<kVector>();
   // The checksum so far counts like bits of the message's first 32. It enters in the loop, as a
   // first turn apart would unsettle the prefetchers, which know a stream by its load instructions
   // (Zen 5: a quarter of the time of 4 KiB segments).
@@ -91,15 +92,15 @@ HYMCACHE_TARGET std::uint32_t fold_vectors(std::byte* to, const std::byte* from,
   __m512i sum1 = sum0;
   __m512i sum2 = sum0;
   __m512i sum3 = sum0;
-  for (; bytes >= kStride; advance(kStride)) {
-    sum0 = fold(sum0, by_stride, _mm512_xor_si512(take(0), before));
-    sum1 = fold(sum1, by_stride, take(kVector));
-    sum2 = fold(sum2, by_stride, take(2 * kVector));
-    sum3 = fold(sum3, by_stride, take(3 * kVector));
+  for (; source.left >= kStride; source.advance(kStride)) {
+    sum0 = fold(sum0, by_stride, _mm512_xor_si512(source.vector(0), before));
+    sum1 = fold(sum1, by_stride, source.vector(kVector));
+    sum2 = fold(sum2, by_stride, source.vector(2 * kVector));
+    sum3 = fold(sum3, by_stride, source.vector(3 * kVector));
     before = _mm512_setzero_si512();
   }
   __m512i sum = fold(fold(fold(sum0, by_vector, sum1), by_vector, sum2), by_vector, sum3);
-  for (; bytes > 0; advance(kVector)) sum = fold(sum, by_vector, take(0));
+  for (; source.left > 0; source.advance(kVector)) sum = fold(sum, by_vector, source.vector(0));
   return reduce(sum);
 }
 
@@ -120,7 +121,7 @@ std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t bytes) noe
   const auto* from = static_cast<const std::byte*>(data);
   const std::size_t vectors = bytes - bytes % kVector;
   if (vectors >= kStride) {
-    crc = ~fold_vectors<false>(nullptr, from, vectors, ~crc);
+    crc = ~fold_all(Source<false>{nullptr, from, vectors}, ~crc);
     from += vectors;
     bytes -= vectors;
   }
@@ -150,7 +151,7 @@ std::uint32_t stream_crc32c(std::byte* to, const std::byte* from, std::size_t by
   }
   std::memcpy(to, from, head);
   crc = crc32c_instruction::update(crc, to, head);
-  crc = ~fold_vectors<true>(to + head, from + head, vectors, ~crc);
+  crc = ~fold_all(Source<true>{to + head, from + head, vectors}, ~crc);
   const std::size_t done = head + vectors;
   std::memcpy(to + done, from + done, bytes - done);
   return crc32c_instruction::update(crc, to + done, bytes - done);

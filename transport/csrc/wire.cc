@@ -13,6 +13,30 @@ constexpr std::size_t kCheckedHeaderBytes = sizeof(Header) - sizeof(Header::head
   throw Error(ErrorKind::kProtocol, message);
 }
 
+// Bytes of the UTF-8 sequence at the front of `text` (RFC 3629, table in section 4); 0 if it is
+// none.
+std::size_t utf8_sequence_bytes(std::string_view text) noexcept {
+  const auto at = [&](std::size_t i) -> unsigned {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+  };
+  const auto follows = [&](std::size_t i) { return at(i) >= 0x80 && at(i) <= 0xBF; };
+  const unsigned first = at(0);
+  const unsigned second = at(1);
+  if (first <= 0x7F) return 1;
+  if (first >= 0xC2 && first <= 0xDF) return follows(1) ? 2 : 0;
+  if (first >= 0xE0 && first <= 0xEF) {
+    const bool overlong = first == 0xE0 && second < 0xA0;
+    const bool surrogate = first == 0xED && second > 0x9F;
+    return follows(1) && follows(2) && !overlong && !surrogate ? 3 : 0;
+  }
+  if (first >= 0xF0 && first <= 0xF4) {
+    const bool overlong = first == 0xF0 && second < 0x90;
+    const bool beyond = first == 0xF4 && second > 0x8F;
+    return follows(1) && follows(2) && follows(3) && !overlong && !beyond ? 4 : 0;
+  }
+  return 0;
+}
+
 }  // namespace
 
 Header make_header(Type type, std::uint16_t flags, std::uint32_t request_id, Bytes head, Bytes tail,
@@ -33,7 +57,7 @@ Header make_header(Type type, std::uint16_t flags, std::uint32_t request_id, Byt
   return make_header(type, flags, request_id, payload, {}, bulk_bytes);
 }
 
-Header parse_header(Bytes bytes) {
+Header parse_header(Bytes bytes, std::uint32_t payload_bytes_max) {
   if (bytes.size() < sizeof(Header)) malformed("a frame header is cut short");
   Header header;
   std::memcpy(&header, bytes.data(), sizeof header);
@@ -41,9 +65,13 @@ Header parse_header(Bytes bytes) {
   if (header.header_crc32c != crc32c(0, &header, kCheckedHeaderBytes)) {
     malformed("a frame header is damaged (crc32c mismatch)");
   }
-  if (header.payload_bytes > kPayloadBytesMax) {
+  if ((header.flags & ~kFlagResponse) != 0) {
+    malformed("a frame header has flags that version 1 does not know: " +
+              std::to_string(header.flags));
+  }
+  if (header.payload_bytes > payload_bytes_max) {
     malformed("a frame announces " + std::to_string(header.payload_bytes) +
-              " payload bytes, at most " + std::to_string(kPayloadBytesMax) + " are allowed");
+              " payload bytes, at most " + std::to_string(payload_bytes_max) + " are allowed");
   }
   if (header.bulk_bytes > kBulkBytesMax) {
     malformed("a frame announces " + std::to_string(header.bulk_bytes) + " bulk bytes, at most " +
@@ -78,6 +106,23 @@ void PayloadReader::finish() const {
 void PayloadReader::fail_count(std::uint32_t count, std::uint32_t count_max) const {
   malformed(std::string(what_) + ": " + std::to_string(count) + " rows, at most " +
             std::to_string(count_max) + " are allowed");
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const std::size_t bytes = utf8_sequence_bytes(text);
+    const auto first = static_cast<unsigned char>(text.front());
+    if (bytes == 0 || first < 0x20 || first == 0x7F) {
+      out += '?';
+      text.remove_prefix(1);
+    } else {
+      out += text.substr(0, bytes);
+      text.remove_prefix(bytes);
+    }
+  }
+  return out;
 }
 
 ErrorReply make_error(ErrorCode code, std::string_view message) noexcept {

@@ -26,6 +26,7 @@ inline constexpr std::uint16_t kVersionMax = 1;
 
 // Bounds on what a peer may ask for. A frame beyond them ends the connection.
 inline constexpr std::uint32_t kPayloadBytesMax = 256u << 10;
+inline constexpr std::uint32_t kHandshakePayloadBytesMax = 4u << 10;  // from somebody unknown
 inline constexpr std::uint64_t kBulkBytesMax = 1ull << 30;
 inline constexpr std::uint32_t kLookupKeysMax = 32;  // paper: 32 blocks a request
 inline constexpr std::uint32_t kPublishRowsMax = 1024;
@@ -78,6 +79,7 @@ static_assert(sizeof(Header) == 32);
 // ---- handshake -------------------------------------------------------------------------------
 
 enum class Role : std::uint8_t { kClient = 1, kNode = 2, kMaster = 3 };
+constexpr bool is_known(Role role) noexcept { return role >= Role::kClient && role <= Role::kMaster; }
 
 using Nonce = std::array<std::uint8_t, 16>;
 using Mac = std::array<std::uint8_t, 32>;
@@ -126,6 +128,12 @@ enum class ErrorCode : std::uint16_t {
   kUnregistered = 7,  // a node speaks before REGISTER
   kConflict = 8,      // another live node has this name
 };
+
+// Whether a connection lives on after an ERROR with this code. One with request id 0 is about the
+// connection itself, which always ends.
+constexpr bool is_recoverable(ErrorCode code) noexcept {
+  return code == ErrorCode::kNoSession || code == ErrorCode::kBusy;
+}
 
 struct ErrorReply {
   ErrorCode code = ErrorCode::kMalformed;
@@ -369,7 +377,7 @@ Header make_header(Type type, std::uint16_t flags, std::uint32_t request_id, Byt
 Header make_header(Type type, std::uint16_t flags, std::uint32_t request_id, Bytes head, Bytes tail,
                    std::uint64_t bulk_bytes) noexcept;
 // Throws ProtocolError when the header is not one of ours, is damaged, or exceeds the bounds.
-Header parse_header(Bytes bytes);
+Header parse_header(Bytes bytes, std::uint32_t payload_bytes_max = kPayloadBytesMax);
 void check_payload(const Header& header, Bytes payload);
 
 // Reads a payload front to back; a short one is a ProtocolError that names `what`.
@@ -442,11 +450,21 @@ Text<N> to_text(std::string_view s) {
   return text;
 }
 
+// The same with a '?' for each control character and for each byte that is not UTF-8: what a peer
+// sends ends up in logs, in metrics and in Python strings.
+std::string printable(std::string_view text);
+
 // Text from a peer: ends at the first NUL or at the array's end.
 template <std::size_t N>
 std::string from_text(const Text<N>& text) {
-  return std::string(text.data(), strnlen(text.data(), N));
+  return printable({text.data(), strnlen(text.data(), N)});
 }
+
+// A legal message from the wrong peer, or at the wrong moment: ERROR says kUnexpected.
+class Unexpected : public Error {
+ public:
+  explicit Unexpected(const std::string& message) : Error(ErrorKind::kProtocol, message) {}
+};
 
 ErrorReply make_error(ErrorCode code, std::string_view message) noexcept;
 // Throws what the peer's ERROR frame says.

@@ -1,0 +1,138 @@
+// A client's connection to a storage node, and the way bytes move over it.
+//
+// The control messages are the same for every transport; a subclass moves the bytes: through shared
+// memory (ShmNodeChannel), or in the stream itself (TcpNodeChannel). For one thread at a time.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "transport/csrc/block_status.h"
+#include "transport/csrc/channel.h"
+#include "transport/csrc/copy.h"
+#include "transport/csrc/region_mapping.h"
+
+namespace hymcache {
+
+// The memory of the i-th block of a call: segments that hold exactly the block's bytes, valid until
+// the next call.
+using BlockPlaces = std::function<std::span<const Segment>(std::uint32_t i)>;
+
+struct TransferOptions {
+  bool checksums = true;                        // verify on reads, compute on writes
+  const std::atomic<bool>* cancelled = nullptr;  // looked at between blocks
+};
+
+class NodeChannel {
+ public:
+  struct Offered {
+    ObjectKey key{};
+    std::uint32_t length = 0;
+  };
+
+  explicit NodeChannel(std::unique_ptr<Channel> channel) : channel_(std::move(channel)) {}
+  virtual ~NodeChannel() = default;
+  virtual const char* transport() const noexcept = 0;
+
+  Channel& channel() noexcept { return *channel_; }
+
+  void prefetch(const wire::SessionId& session, std::span<const wire::PrefetchRow> rows,
+                std::uint32_t lease_ms, TimePoint deadline);
+  void release(const wire::SessionId& session, std::uint32_t first, std::uint32_t count,
+               TimePoint deadline);
+  void end(const wire::SessionId& session, TimePoint deadline);
+
+  // Waits until block `first` of the session is settled, then reads it and those after it that are
+  // settled too, up to statuses.size(), and releases them. lengths[i] and places(i) are for block
+  // first + i.
+  // Returns how many have a status now: at least 1, or 0 if the session is not known to the node.
+  // Throws Unavailable (the connection is closed then, and nothing more is written to the places).
+  virtual std::uint32_t read(const wire::SessionId& session, std::uint32_t first,
+                             std::span<const std::uint32_t> lengths, const BlockPlaces& places,
+                             const TransferOptions& options, TimePoint deadline,
+                             std::span<BlockStatus> statuses) = 0;
+
+  // Offers blocks and writes those that are granted. In prefix order: nothing after the first block
+  // that could not be stored. Every block gets a status. Throws Unavailable.
+  void write(std::uint64_t name_space, bool prefix_order, std::span<const Offered> blocks,
+             const BlockPlaces& places, const TransferOptions& options, TimePoint deadline,
+             std::span<BlockStatus> statuses);
+
+ protected:
+  struct Granted {
+    std::uint32_t block = 0;  // its place in the call
+    std::uint64_t grant = 0;
+    std::uint64_t region_offset = 0;
+    std::uint32_t length = 0;
+    std::uint32_t crc32c = 0;
+    bool written = false;
+  };
+
+  struct Settled {
+    std::uint32_t first = 0;
+    std::vector<wire::WaitRow> rows;
+    bool session_known = true;
+  };
+
+  // Moves the bytes of what was granted; fills crc32c and written. Stops early when cancelled.
+  virtual void write_granted(std::span<Granted> granted, const BlockPlaces& places,
+                             const TransferOptions& options, TimePoint deadline) = 0;
+  // One WAIT. Checks the answer against what was asked.
+  Settled wait(const wire::SessionId& session, std::uint32_t first,
+               std::span<const std::uint32_t> lengths, std::uint32_t flags, TimePoint deadline);
+  void report(const wire::SessionId& session, std::uint32_t index, TimePoint deadline);
+  [[noreturn]] void fail_protocol(const std::string& message);
+
+  std::unique_ptr<Channel> channel_;
+
+ private:
+  void commit(std::span<const Granted> granted, const TransferOptions& options,
+              TimePoint deadline, std::span<BlockStatus> statuses);
+};
+
+class TcpNodeChannel final : public NodeChannel {
+ public:
+  using NodeChannel::NodeChannel;
+  const char* transport() const noexcept override { return "tcp"; }
+  std::uint32_t read(const wire::SessionId& session, std::uint32_t first,
+                     std::span<const std::uint32_t> lengths, const BlockPlaces& places,
+                     const TransferOptions& options, TimePoint deadline,
+                     std::span<BlockStatus> statuses) override;
+
+ protected:
+  void write_granted(std::span<Granted> granted, const BlockPlaces& places,
+                     const TransferOptions& options, TimePoint deadline) override;
+
+ private:
+  std::uint32_t receive_block(std::span<const Segment> place, bool checksum, TimePoint deadline);
+  std::uint32_t send_block(std::span<const Segment> place, bool checksum, TimePoint deadline);
+  std::vector<iovec> group_;  // kept between calls
+};
+
+class ShmNodeChannel final : public NodeChannel {
+ public:
+  ShmNodeChannel(std::unique_ptr<Channel> channel, std::shared_ptr<const RegionMapping> mapping)
+      : NodeChannel(std::move(channel)), mapping_(std::move(mapping)) {}
+  // Sends ATTACH over a UNIX connection and maps what comes.
+  static std::shared_ptr<const RegionMapping> attach(Channel& channel, TimePoint deadline);
+
+  const char* transport() const noexcept override { return "shm"; }
+  std::uint32_t read(const wire::SessionId& session, std::uint32_t first,
+                     std::span<const std::uint32_t> lengths, const BlockPlaces& places,
+                     const TransferOptions& options, TimePoint deadline,
+                     std::span<BlockStatus> statuses) override;
+
+ protected:
+  void write_granted(std::span<Granted> granted, const BlockPlaces& places,
+                     const TransferOptions& options, TimePoint deadline) override;
+
+ private:
+  BlockStatus copy_block(const wire::WaitRow& row, std::span<const Segment> place,
+                         const TransferOptions& options);
+  std::shared_ptr<const RegionMapping> mapping_;
+};
+
+}  // namespace hymcache
