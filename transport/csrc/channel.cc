@@ -37,14 +37,26 @@ void Channel::shake_hands(const Identity& identity, wire::Role expected, TimePoi
     fail(ErrorKind::kConfig,
          endpoint_.text() + " is a " + found + ", not a " + wanted + ": check the address");
   }
-  if (server_.auth_required == 0) return;
+  if (server_.version < identity.version_min || server_.version > identity.version_max) {
+    fail(ErrorKind::kProtocol, endpoint_.text() + " chose protocol version " +
+                                   std::to_string(server_.version) + ", which was not offered");
+  }
+  if (server_.auth_required == 0) {
+    if (!identity.mac) return;
+    // Whoever has a secret insists on it: an impostor would claim to need none.
+    fail(ErrorKind::kConfig, endpoint_.text() +
+                                 " has no shared secret, but one is set here: set the same "
+                                 "secret_file on both");
+  }
   if (!identity.mac) {
     fail(ErrorKind::kConfig, endpoint_.text() + " requires a shared secret: set secret_file");
   }
   wire::Auth mine;
   mine.proof = prove(identity.mac, wire::Role::kClient, hello.nonce, server_.nonce);
   const Frame reply = call(wire::Type::kAuth, wire::as_bytes(mine), {}, deadline);
-  const auto theirs = wire::PayloadReader(reply.payload, "AUTH reply").take<wire::Auth>();
+  wire::PayloadReader reader(reply.payload, "AUTH reply");
+  const auto theirs = reader.take<wire::Auth>();
+  reader.finish();
   const wire::Mac wanted = prove(identity.mac, wire::Role::kMaster, hello.nonce, server_.nonce);
   if (!equal_in_constant_time(theirs.proof, wanted)) {
     fail(ErrorKind::kConfig, endpoint_.text() + " does not know the shared secret");
@@ -85,16 +97,51 @@ void Channel::set_timeout(int option, TimePoint deadline) {
   current = left;
 }
 
+// False when the time is over.
+bool Channel::wait_writable(TimePoint deadline) {
+  pollfd waiting{.fd = fd_.get(), .events = POLLOUT, .revents = 0};
+  return ::poll(&waiting, 1, remaining_ms(deadline)) != 0;
+}
+
+// A peer that refuses what it is sent says why and closes; the words are there to be read although
+// sending fails. Returns if there are none.
+void Channel::throw_last_words(TimePoint deadline) {
+  wire::ErrorReply error;
+  try {
+    wire::Header header;
+    wire::Bytes payload;
+    do {
+      fill(sizeof header, deadline);
+      header = wire::parse_header({buffer_.data() + begin_, sizeof header});
+      fill(sizeof header + header.payload_bytes, deadline);
+      payload = {buffer_.data() + begin_ + sizeof header, header.payload_bytes};
+      begin_ += sizeof header + header.payload_bytes;
+      if (header.bulk_bytes > 0) return;
+    } while (header.type != wire::Type::kError);
+    wire::check_payload(header, payload);
+    error = wire::PayloadReader(payload, "ERROR").take<wire::ErrorReply>();
+  } catch (const Error&) {
+    return;
+  }
+  close();
+  wire::throw_error(error);
+}
+
 void Channel::send_parts(TimePoint deadline) {
+  // A UNIX socket starts its time-out anew for every piece that it takes, so time is kept here.
+  const int flags = MSG_NOSIGNAL | (endpoint_.is_unix ? MSG_DONTWAIT : 0);
   for (std::size_t next = 0; next < parts_.size();) {
     set_timeout(SO_SNDTIMEO, deadline);
     msghdr message{};
     message.msg_iov = parts_.data() + next;
     message.msg_iovlen = std::min(parts_.size() - next, kIovecsPerCall);
-    const ssize_t n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
+    const ssize_t n = ::sendmsg(fd_.get(), &message, flags);
     if (n < 0) {
-      if (errno == EINTR) continue;
-      fail_io("send", errno);
+      const int error = errno;
+      if (error == EINTR) continue;
+      if (error == EAGAIN && endpoint_.is_unix && wait_writable(deadline)) continue;
+      if (error == EPIPE || error == ECONNRESET) throw_last_words(deadline);
+      fail_io("send", error);
     }
     next = advance(parts_, next, static_cast<std::size_t>(n));
   }
@@ -146,7 +193,7 @@ void Channel::fill(std::size_t bytes, TimePoint deadline) {
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     message.msg_control = control;
-    message.msg_controllen = sizeof control;
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // CMSG_SPACE has room for two, unasked
     const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
     if (n == 0) {
       fail(ErrorKind::kUnavailable, endpoint_.text() + " closed the connection", ECONNRESET);
@@ -177,13 +224,10 @@ Channel::Frame Channel::receive(wire::Type type, std::uint32_t request_id, TimeP
       wire::check_payload(frame.header, frame.payload);
       if (frame.header.type == wire::Type::kError) {
         const auto error = wire::PayloadReader(frame.payload, "ERROR").take<wire::ErrorReply>();
+        const bool recoverable = wire::is_recoverable(error.code) && frame.header.request_id != 0;
         // About a message that has no response of its own: nobody waits for it.
-        if (frame.header.request_id != request_id && error.code == wire::ErrorCode::kNoSession) {
-          continue;
-        }
-        if (error.code != wire::ErrorCode::kNoSession && error.code != wire::ErrorCode::kBusy) {
-          close();
-        }
+        if (recoverable && frame.header.request_id != request_id) continue;
+        if (!recoverable) close();
         wire::throw_error(error);
       }
       if (frame.header.type != type || frame.header.request_id != request_id ||
@@ -202,7 +246,7 @@ Channel::Frame Channel::receive(wire::Type type, std::uint32_t request_id, TimeP
 
 void Channel::receive_bulk(std::span<const iovec> parts, TimePoint deadline) {
   parts_.assign(parts.begin(), parts.end());
-  std::size_t next = 0;
+  std::size_t next = advance(parts_, 0, 0);
   // What came along with the frame first.
   while (next < parts_.size() && begin_ != end_) {
     const std::size_t step = std::min(parts_[next].iov_len, end_ - begin_);

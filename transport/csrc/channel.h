@@ -21,7 +21,7 @@ namespace hymcache {
 class Channel {
  public:
   // Connects and shakes hands. Throws Unavailable, ProtocolError (other version) or ConfigError
-  // (wrong secret, or the peer is not a `expected`).
+  // (wrong secret, or a secret on one side only, or the peer is not a `expected`).
   static std::unique_ptr<Channel> connect(const Endpoint& endpoint, const Identity& identity,
                                           wire::Role expected, TimePoint deadline);
 
@@ -61,7 +61,9 @@ class Channel {
   Channel(Endpoint endpoint, UniqueFd fd);
   void shake_hands(const Identity& identity, wire::Role expected, TimePoint deadline);
   void fill(std::size_t bytes, TimePoint deadline);  // at least so many are buffered
-  void send_parts(TimePoint deadline);  // what stands in parts_
+  void send_parts(TimePoint deadline);               // what stands in parts_
+  bool wait_writable(TimePoint deadline);
+  void throw_last_words(TimePoint deadline);
   void set_timeout(int option, TimePoint deadline);
   [[noreturn]] void fail(ErrorKind kind, const std::string& message, int error_number = 0);
   [[noreturn]] void fail_io(const char* call, int error_number);

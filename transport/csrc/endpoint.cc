@@ -13,7 +13,9 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <fstream>
 #include <memory>
+#include <thread>
 
 #include "hymcache/csrc/error.h"
 
@@ -22,11 +24,7 @@ namespace {
 
 constexpr int kSocketBufferBytes = 4 << 20;
 constexpr int kBacklog = 1024;
-
-int remaining_ms(TimePoint deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
-}
+constexpr auto kRetry = std::chrono::milliseconds(2);
 
 sockaddr_un unix_address(const std::string& path) {
   sockaddr_un address{};
@@ -68,8 +66,8 @@ int connect_within(int fd, const sockaddr* address, socklen_t length, TimePoint 
       ready = ::poll(&waiting, 1, remaining_ms(deadline));
     } while (ready < 0 && errno == EINTR);
     socklen_t size = sizeof error;
-    if (ready == 0) {
-      error = ETIMEDOUT;
+    if (ready <= 0) {
+      error = ready == 0 ? ETIMEDOUT : errno;
     } else if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
       error = errno;
     }
@@ -78,12 +76,39 @@ int connect_within(int fd, const sockaddr* address, socklen_t length, TimePoint 
   return error;
 }
 
+// A connection to a port where nobody listens may end up with itself, if the kernel picks that very
+// port for this end; it would then keep the server from coming back.
+bool is_connected_to_itself(int fd) {
+  sockaddr_storage here{};
+  sockaddr_storage there{};
+  socklen_t here_bytes = sizeof here;
+  socklen_t there_bytes = sizeof there;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_bytes) == 0 &&
+         ::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_bytes) == 0 &&
+         here_bytes == there_bytes && std::memcmp(&here, &there, here_bytes) == 0;
+}
+
+// Where the system allows less than we want, the kernel's own tuning does better than the most that
+// could be asked for, and asking would switch it off.
+bool may_set_buffers() {
+  static const bool may = [] {
+    for (const char* const path : {"/proc/sys/net/core/rmem_max", "/proc/sys/net/core/wmem_max"}) {
+      std::ifstream file(path);
+      long bytes = 0;
+      if (!(file >> bytes) || bytes < kSocketBufferBytes) return false;
+    }
+    return true;
+  }();
+  return may;
+}
+
 [[noreturn]] void cannot_listen(const Endpoint& endpoint, const char* call) {
   const int error = errno;
   std::string hint;
   if (error == EADDRINUSE) hint = ": another process listens there; choose another port";
   if (error == EADDRNOTAVAIL) hint = ": no interface of this machine has that address";
   if (error == EACCES) hint = ": not permitted; choose a port above 1023 or another path";
+  if (error == ENOENT) hint = ": the folder is not there; make it or choose another path";
   throw Error(ErrorKind::kConfig,
               "cannot listen on " + endpoint.text() + " (" + call + ": " + std::strerror(error) +
                   ")" + hint,
@@ -96,21 +121,20 @@ UniqueFd listen_unix(const Endpoint& endpoint) {
   if (!fd) cannot_listen(endpoint, "socket");
   struct stat found{};
   if (::lstat(endpoint.host.c_str(), &found) == 0 && S_ISSOCK(found.st_mode)) {
-    // Left behind by a process that died, or in use: only the former may be removed.
-    const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
-      errno = EADDRINUSE;
-      cannot_listen(endpoint, "connect");
-    }
+    // Left behind by a process that died, or in use (EAGAIN: by one with a full backlog): only the
+    // former may be removed.
+    const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int rc =
+        ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+    if (rc == 0 || errno == EAGAIN) errno = EADDRINUSE;
+    if (errno != ECONNREFUSED) cannot_listen(endpoint, "connect");
     ::unlink(endpoint.host.c_str());
   }
-  // Whoever may connect may map the region: the owner and the group.
-  const mode_t old_mask = ::umask(0007);
-  const int rc = ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
-  const int bind_error = errno;
-  ::umask(old_mask);
-  errno = bind_error;
-  if (rc != 0) cannot_listen(endpoint, "bind");
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    cannot_listen(endpoint, "bind");
+  }
+  // Whoever may connect may map the region: the owner and the group. Nobody connects yet.
+  if (::chmod(endpoint.host.c_str(), 0660) != 0) cannot_listen(endpoint, "chmod");
   if (::listen(fd.get(), kBacklog) != 0) cannot_listen(endpoint, "listen");
   return fd;
 }
@@ -133,8 +157,9 @@ Endpoint Endpoint::parse(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos) throw bad("the port is missing");
   endpoint.host = text.substr(0, colon);
-  if (endpoint.host.size() > 2 && endpoint.host.front() == '[' && endpoint.host.back() == ']') {
+  if (endpoint.host.starts_with('[') && endpoint.host.ends_with(']')) {
     endpoint.host = endpoint.host.substr(1, endpoint.host.size() - 2);
+    if (endpoint.host.find(':') == std::string::npos) throw bad("brackets are for IPv6 addresses");
   } else if (endpoint.host.find(':') != std::string::npos) {
     throw bad("an IPv6 address needs brackets");
   }
@@ -154,14 +179,21 @@ std::string Endpoint::text() const {
 void tune_socket(int fd) {
   const int one = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
-  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
+  if (may_set_buffers()) {
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &kSocketBufferBytes, sizeof kSocketBufferBytes);
+  }
   // A host that vanished without a word is noticed in about a minute.
   const int idle_s = 30, interval_s = 10, probes = 3;
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+int remaining_ms(TimePoint deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
 }
 
 UniqueFd connect_socket(const Endpoint& endpoint, TimePoint deadline) {
@@ -173,12 +205,16 @@ UniqueFd connect_socket(const Endpoint& endpoint, TimePoint deadline) {
     const sockaddr_un address = unix_address(endpoint.host);
     UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!fd) throw unavailable(errno);
-    const int error = connect_within(fd.get(), reinterpret_cast<const sockaddr*>(&address),
-                                     sizeof address, deadline);
-    if (error != 0) throw unavailable(error);
-    return fd;
+    for (;;) {
+      const int error = connect_within(fd.get(), reinterpret_cast<const sockaddr*>(&address),
+                                       sizeof address, deadline);
+      if (error == 0) return fd;
+      // A full backlog: the server is there and accepts in a moment.
+      if (error != EAGAIN || Clock::now() >= deadline) throw unavailable(error);
+      std::this_thread::sleep_for(kRetry);
+    }
   }
-  const AddressList addresses = resolve(endpoint, AI_ADDRCONFIG, ErrorKind::kUnavailable);
+  const AddressList addresses = resolve(endpoint, 0, ErrorKind::kUnavailable);
   int error = EHOSTUNREACH;
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
     UniqueFd fd(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -188,6 +224,7 @@ UniqueFd connect_socket(const Endpoint& endpoint, TimePoint deadline) {
     }
     tune_socket(fd.get());
     error = connect_within(fd.get(), a->ai_addr, a->ai_addrlen, deadline);
+    if (error == 0 && is_connected_to_itself(fd.get())) error = ECONNREFUSED;
     if (error == 0) return fd;
   }
   throw unavailable(error);

@@ -343,8 +343,7 @@ void FramedSocket::close(const std::string& reason, bool flush) {
 
 bool FramedSocket::stalled(TimePoint now, Clock::duration limit) const noexcept {
   const bool receiving = incoming_.bytes > 0 || begin_ != end_;
-  return (!out_.empty() && now - last_sent_ > limit) ||
-         (receiving && now - last_received_ > limit);
+  return (!out_.empty() && now - last_sent_ > limit) || (receiving && now - last_received_ > limit);
 }
 
 void FramedSocket::schedule_close() {

@@ -79,7 +79,9 @@ static_assert(sizeof(Header) == 32);
 // ---- handshake -------------------------------------------------------------------------------
 
 enum class Role : std::uint8_t { kClient = 1, kNode = 2, kMaster = 3 };
-constexpr bool is_known(Role role) noexcept { return role >= Role::kClient && role <= Role::kMaster; }
+constexpr bool is_known(Role role) noexcept {
+  return role >= Role::kClient && role <= Role::kMaster;
+}
 
 using Nonce = std::array<std::uint8_t, 16>;
 using Mac = std::array<std::uint8_t, 32>;
