@@ -6,7 +6,8 @@
 // a full buffer is an answer, not a wait.
 //
 // One thread drives a device: every call below comes from the thread that calls drive(). I/O
-// completions raise event_fd(), so the device lives in its owner's event loop.
+// completions raise event_fd(), so the device lives in its owner's event loop. A handle that is not
+// in use, or an address where no such object is, is a mistake of the caller: std::logic_error.
 //
 //   reserve -> kGranted: client writes at region_offset -> commit -> readable -> flushed -> clean
 //                                                        \-> abort
@@ -20,14 +21,15 @@
 
 namespace hymcache {
 
-using RequestId = std::uint32_t;  // handle of one prefetch; 0 is "none"
-using WriteId = std::uint32_t;    // handle of one reserved write; 0 is "none"
+// Handles are small numbers, used again soon after they end; 0 is "none".
+using RequestId = std::uint32_t;  // of one prefetch
+using WriteId = std::uint32_t;    // of one reserved write
 
 enum class ReserveStatus : std::uint8_t {
   kGranted,
   kBufferFull,  // no room in the write buffer now
   kDeviceFull,  // no free address
-  kTooLarge,    // could never fit
+  kTooLarge,    // could never fit, or has no bytes
 };
 
 struct Reservation {
@@ -75,16 +77,18 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // Called from drive(). Set before the first request.
-  std::function<void(RequestId)> on_staged;                              // now kReady or kFailed
+  // Called from drive(), and free to use the device, drive() excepted. Set before the first
+  // request. A request that was kReady at once is not called back; one released is not either.
+  std::function<void(RequestId)> on_staged;                               // now kReady or kFailed
   std::function<void(std::uint64_t address, int error)> on_flush_failed;  // object is lost
 
   virtual const DeviceRegion& region() const = 0;
   virtual DeviceStats stats() const = 0;
   virtual std::string description() const = 0;  // one line: kind, path, I/O engine
 
-  // Issue: stages `length` bytes at `address`. 0 when no staging slot is free now. Two requests
-  // for one address share the slot. An object still in DRAM is kReady at once.
+  // Issue: stages the object of `length` bytes at `address`. 0 when no staging slot is free now.
+  // Two requests for one address share the slot. An object still in DRAM is kReady at once. After
+  // a failed read the next request reads again.
   virtual RequestId prefetch_object(std::uint64_t address, std::uint32_t length) = 0;
   // Wait, without blocking: fills `staged` when kReady.
   virtual PrefetchState prefetch_poll(RequestId request, StagedObject* staged) const = 0;
@@ -94,10 +98,12 @@ class Device {
   virtual Reservation reserve(std::uint32_t length) = 0;
   virtual void commit(WriteId write) = 0;
   virtual void abort(WriteId write) = 0;
-  // Gives an address back; its bytes are dead. Bytes pinned by a request stay readable to it.
+  // Gives a committed object's address back; its bytes are dead. Bytes pinned by a request stay
+  // readable to it, and the address is not given out again before they are released.
   virtual void free(std::uint64_t address, std::uint32_t length) = 0;
 
-  // Becomes readable when I/O completed.
+  // Becomes readable when I/O completed, and when a call above left something for drive() to start.
+  // Only drive() reads it.
   virtual int event_fd() const = 0;
   // Reaps completions, calls back, and starts flushing what was committed if `may_flush`.
   // Returns how many completions it reaped.
