@@ -49,8 +49,8 @@ class ObjectIndex {
   static constexpr std::size_t kPrefetchMax = 64;
   void prefetch(std::span<const ObjectKey> keys) const noexcept;
 
-  // Inserts the row, or replaces the one with its key and node (which must not be 0). Null when
-  // the index is full. Throws std::bad_alloc, leaving the index as it was.
+  // Inserts the row, or replaces the one with its key and node. Null when the index is full. Throws
+  // kProtocol where the node is 0, and std::bad_alloc; then the index is as it was.
   Entry* upsert(const Entry& entry);
 
   // False if there is no such row.
@@ -79,7 +79,8 @@ class ObjectIndex {
   };
   using Chunk = std::unique_ptr<Entry[], ChunkDeleter>;
 
-  // Open addressing with linear probing. A word is 0 when free, else tag << row_bits_ | row + 1.
+  // Open addressing with linear probing. A word is 0 when free, else a row number
+  // plus 1 in the bits of row_mask_, and some of the bits of the key's hash in the others.
   struct Table {
     std::unique_ptr<std::uint32_t[]> words;
     std::uint32_t capacity = 0;
@@ -90,25 +91,25 @@ class ObjectIndex {
   struct Place {
     std::uint32_t table;
     std::uint32_t home;  // scaled to the capacity by home_slot()
-    std::uint32_t tag;   // already shifted to its place in a word
+    std::uint32_t tag;   // the hash's bits in a word
   };
 
   Place place_of(const ObjectKey& key) const noexcept;
   static std::uint32_t home_slot(const Table& table, const Place& place) noexcept {
     return static_cast<std::uint32_t>((std::uint64_t{place.home} * table.capacity) >> 32);
   }
+  static std::uint32_t next_slot(const Table& table, std::uint32_t slot) noexcept {
+    return slot + 1 == table.capacity ? 0 : slot + 1;
+  }
   Entry& row_at(std::uint32_t row) const noexcept {
     return chunks_[row >> kChunkRowsLog2][row & (kChunkRows - 1)];
   }
+  std::uint32_t row_of(std::uint32_t word) const noexcept { return (word & row_mask_) - 1; }
 
   // The slot of the first row of this key for which pred holds, or kNone.
   template <class Pred>
   std::uint32_t find_slot(const Place& place, const ObjectKey& key, Pred pred) const;
-  std::uint32_t row_in(const Place& place, std::uint32_t slot) const noexcept {
-    return (tables_[place.table].words[slot] & row_mask_) - 1;
-  }
-
-  static void insert_word(Table& table, std::uint32_t slot, std::uint32_t word) noexcept;
+  void insert_word(Table& table, const Place& place, std::uint32_t row) noexcept;
   void grow(Table& table);
   std::uint32_t take_row();
   void erase_slot(Table& table, std::uint32_t slot) noexcept;
@@ -127,16 +128,14 @@ class ObjectIndex {
 template <class Pred>
 std::uint32_t ObjectIndex::find_slot(const Place& place, const ObjectKey& key, Pred pred) const {
   const Table& table = tables_[place.table];
-  if (table.capacity == 0) return kNone;
+  if (table.used == 0) return kNone;
   // Ends at a free word: a table is never full.
-  for (std::uint32_t slot = home_slot(table, place);;) {
+  for (std::uint32_t slot = home_slot(table, place);; slot = next_slot(table, slot)) {
     const std::uint32_t word = table.words[slot];
     if (word == 0) return kNone;
-    if ((word & ~row_mask_) == place.tag) {
-      const Entry& row = row_at((word & row_mask_) - 1);
-      if (row.key == key && pred(row)) return slot;
-    }
-    if (++slot == table.capacity) slot = 0;
+    if ((word & ~row_mask_) != place.tag) continue;
+    const Entry& row = row_at(row_of(word));
+    if (row.key == key && pred(row)) return slot;
   }
 }
 
@@ -144,7 +143,7 @@ template <class Pred>
 const Entry* ObjectIndex::find_if(const ObjectKey& key, Pred pred) const {
   const Place place = place_of(key);
   const std::uint32_t slot = find_slot(place, key, pred);
-  return slot == kNone ? nullptr : &row_at(row_in(place, slot));
+  return slot == kNone ? nullptr : &row_at(row_of(tables_[place.table].words[slot]));
 }
 
 template <class Pred>
