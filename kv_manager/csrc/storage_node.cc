@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 
 #include "transport/csrc/crc32c.h"
+#include "transport/csrc/host_id.h"
 
 namespace hymcache {
 namespace {
@@ -21,19 +21,6 @@ std::uint64_t nanoseconds_since_epoch() {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                         std::chrono::system_clock::now().time_since_epoch())
                                         .count());
-}
-
-// Two processes with the same kernel boot id can share memory, in whatever containers they are.
-wire::HostId this_host() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string text;
-  std::getline(file, text);
-  std::erase(text, '-');
-  wire::HostId host{};
-  for (std::size_t i = 0; i < host.size() && 2 * i + 2 <= text.size(); ++i) {
-    host[i] = static_cast<std::uint8_t>(std::stoul(text.substr(2 * i, 2), nullptr, 16));
-  }
-  return host;
 }
 
 }  // namespace

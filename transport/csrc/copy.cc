@@ -32,7 +32,9 @@ std::uint32_t plain_copy_crc32c(std::byte* to, const std::byte* from, std::size_
 }
 
 // Ordinary stores are ordered by the caller's own release.
-constexpr CopyKernel kPlain{"memcpy", plain_copy, plain_copy_crc32c, []() noexcept {}};
+void no_fence() noexcept {}
+
+constexpr CopyKernel kPlain{"memcpy", plain_copy, plain_copy_crc32c, no_fence};
 
 class Kernels {
  public:
@@ -50,6 +52,10 @@ class Kernels {
       add({"avx2", stream_x86::avx2, stream_crc32c, stream_x86::fence});
     }
     add({"sse2", stream_x86::sse2, stream_crc32c, stream_x86::fence});
+#elif defined(HYMCACHE_HAVE_CRC32C_INSTRUCTION)
+    if (crc32c_instruction::supported()) {
+      add({"crc32-instruction", plain_copy, crc32c_instruction::stream, no_fence});
+    }
 #endif
     add(kPlain);
   }

@@ -54,6 +54,11 @@ HYMCACHE_TARGET inline std::uint32_t step_byte(std::uint32_t crc, std::uint8_t b
 HYMCACHE_TARGET inline std::uint64_t carryless(std::uint32_t a, std::uint32_t b) noexcept {
   return static_cast<std::uint64_t>(vmull_p64(a, b));
 }
+// An ordinary store: these cores see by themselves that whole lines are written, and then don't
+// read them first.
+inline void stream_word(std::byte* to, std::uint64_t word) noexcept {
+  std::memcpy(to, &word, sizeof word);
+}
 #endif
 
 inline std::uint64_t load_word(const std::byte* data) noexcept {
@@ -134,7 +139,6 @@ HYMCACHE_TARGET std::uint32_t update(std::uint32_t crc, const void* data,
   return ~take_all(Source<false>{nullptr, static_cast<const std::byte*>(data), bytes}, ~crc);
 }
 
-#if defined(__x86_64__)
 HYMCACHE_TARGET std::uint32_t stream(std::byte* to, const std::byte* from, std::size_t bytes,
                                      std::uint32_t crc) noexcept {
   // Whole lines leave the write-combining buffers at once, hence the lanes start on lines.
@@ -143,7 +147,6 @@ HYMCACHE_TARGET std::uint32_t stream(std::byte* to, const std::byte* from, std::
   crc = update(crc, to, head);
   return ~take_all(Source<true>{to + head, from + head, bytes - head}, ~crc);
 }
-#endif
 
 }  // namespace hymcache::crc32c_instruction
 

@@ -9,13 +9,9 @@ namespace hymcache::crc32c_instruction {
 #if defined(__x86_64__) || defined(__aarch64__)
 #define HYMCACHE_HAVE_CRC32C_INSTRUCTION 1
 bool supported() noexcept;
-// As hymcache::crc32c. Only where supported().
+// Only where supported(). As hymcache::crc32c, and as CopyKernel::stream_crc32c through the general
+// registers that the instruction takes.
 std::uint32_t update(std::uint32_t crc, const void* data, std::size_t bytes) noexcept;
-#endif
-
-#if defined(__x86_64__)
-// As CopyKernel::stream_crc32c, through the general registers that the instruction takes. Only
-// where supported().
 std::uint32_t stream(std::byte* to, const std::byte* from, std::size_t bytes,
                      std::uint32_t crc) noexcept;
 #endif

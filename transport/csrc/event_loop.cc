@@ -103,7 +103,7 @@ void EventLoop::call(const Task& task) {
         error = std::current_exception();
       }
       const std::lock_guard inner(shared->mutex);
-      shared->error = error;
+      shared->error = std::move(error);  // the exception is the caller's alone from here on
       shared->done = true;
       shared->changed.notify_one();
     });
@@ -112,7 +112,7 @@ void EventLoop::call(const Task& task) {
   [[maybe_unused]] const ssize_t put = ::write(wake_.get(), &one, sizeof one);
   std::unique_lock lock(shared->mutex);
   shared->changed.wait(lock, [&] { return shared->done; });
-  if (shared->error) std::rethrow_exception(shared->error);
+  if (shared->error) std::rethrow_exception(std::move(shared->error));
 }
 
 void EventLoop::drain_posted() {

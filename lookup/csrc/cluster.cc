@@ -1,0 +1,280 @@
+#include "lookup/csrc/cluster.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/csrc/host_id.h"
+
+namespace hymcache {
+namespace {
+
+constexpr std::size_t kIdleConnectionsMax = 4;
+// A lookup may name a node that joined a moment ago, many times over: asked for once in a while.
+constexpr auto kRefreshPause = std::chrono::milliseconds(50);
+
+template <class Connection>
+class Pool {
+ public:
+  std::unique_ptr<Connection> take() {
+    const std::lock_guard lock(mutex_);
+    if (idle_.empty()) return nullptr;
+    std::unique_ptr<Connection> connection = std::move(idle_.back());
+    idle_.pop_back();
+    return connection;
+  }
+  void put(std::unique_ptr<Connection> connection) {
+    const std::lock_guard lock(mutex_);
+    if (idle_.size() < kIdleConnectionsMax) idle_.push_back(std::move(connection));
+  }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    idle_.clear();
+  }
+  bool may_try(TimePoint now) {
+    const std::lock_guard lock(mutex_);
+    return backoff_.may_try(now);
+  }
+  void failed() {
+    const std::lock_guard lock(mutex_);
+    backoff_.failed(Clock::now());
+  }
+  void succeeded() {
+    const std::lock_guard lock(mutex_);
+    backoff_.succeeded();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Connection>> idle_;
+  Backoff backoff_;
+};
+
+// SplitMix64's finalizer: enough to spread what is uniform already.
+std::uint64_t mix(std::uint64_t x) noexcept {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+struct Cluster::Master final : Home<Channel> {
+  Endpoint endpoint;
+  Pool<Channel> pool;
+
+  void give_back(std::unique_ptr<Channel> channel) override {
+    if (channel->open()) pool.put(std::move(channel));
+  }
+};
+
+struct Cluster::Node final : Home<NodeChannel> {
+  wire::Member member;
+  Pool<NodeChannel> pool;
+  std::mutex mapping_mutex;
+  std::shared_ptr<const RegionMapping> mapping;  // shared by all connections to this node
+  bool shm_failed = false;
+
+  void give_back(std::unique_ptr<NodeChannel> channel) override {
+    if (channel->channel().open()) {
+      pool.put(std::move(channel));
+    } else {
+      // It broke in somebody's hands: the others are likely to be broken too.
+      pool.clear();
+      pool.failed();
+    }
+  }
+};
+
+Cluster::Cluster(ClientOptions options)
+    : options_(std::move(options)),
+      host_(this_host()),
+      identity_{.role = wire::Role::kClient, .name = options_.name, .mac = options_.mac} {
+  if (options_.masters.empty()) {
+    throw Error(ErrorKind::kConfig, "no master is named: give at least one as host:port");
+  }
+  for (const Endpoint& endpoint : options_.masters) {
+    masters_.push_back(std::make_shared<Master>());
+    masters_.back()->endpoint = endpoint;
+  }
+}
+
+Cluster::~Cluster() = default;
+
+Cluster::MasterLoan Cluster::borrow_master(TimePoint deadline) {
+  const std::size_t first = preferred_master_.load(std::memory_order_relaxed);
+  std::string reason;
+  for (std::size_t i = 0; i < masters_.size(); ++i) {
+    const std::size_t at = (first + i) % masters_.size();
+    const std::shared_ptr<Master>& master = masters_[at];
+    if (auto channel = master->pool.take(); channel && !channel->stale()) {
+      return {master, std::move(channel)};
+    }
+    const TimePoint now = Clock::now();
+    if (!master->pool.may_try(now)) {
+      if (reason.empty()) reason = "master " + master->endpoint.text() + " failed a moment ago";
+      continue;
+    }
+    try {
+      auto channel = Channel::connect(master->endpoint, identity_, wire::Role::kMaster,
+                                      std::min(deadline, now + options_.connect_timeout));
+      master->pool.succeeded();
+      connects_.fetch_add(1, std::memory_order_relaxed);
+      preferred_master_.store(at, std::memory_order_relaxed);
+      return {master, std::move(channel)};
+    } catch (const Error& error) {
+      connect_failures_.fetch_add(1, std::memory_order_relaxed);
+      master->pool.failed();
+      if (error.kind() != ErrorKind::kUnavailable && masters_.size() == 1) throw;
+      reason = error.what();
+    }
+  }
+  throw Error(ErrorKind::kUnavailable, reason);
+}
+
+void Cluster::refresh_members(TimePoint deadline) {
+  MasterLoan master = borrow_master(deadline);
+  const Channel::Frame frame = master->call(wire::Type::kMembers, {}, {}, deadline);
+  wire::PayloadReader reader(frame.payload, "MEMBERS reply");
+  const auto head = reader.take<wire::MembersReply>();
+  const wire::Bytes rows = reader.take_rows<wire::Member>(head.count, wire::kNodesMax);
+  const std::lock_guard lock(mutex_);
+  std::map<NodeId, std::shared_ptr<Node>> nodes;
+  for (std::uint32_t i = 0; i < head.count; ++i) {
+    const auto member = wire::row_at<wire::Member>(rows, i);
+    const auto old = nodes_.find(member.node);
+    if (old != nodes_.end() && old->second->member.incarnation == member.incarnation &&
+        old->second->member.tcp == member.tcp) {
+      old->second->member.state = member.state;
+      nodes.emplace(member.node, old->second);
+      continue;
+    }
+    auto node = std::make_shared<Node>();
+    node->member = member;
+    nodes.emplace(member.node, std::move(node));
+  }
+  nodes_ = std::move(nodes);
+  members_version_ = head.version;
+  members_known_ = true;
+  members_fetched_ = Clock::now();
+}
+
+std::shared_ptr<Cluster::Node> Cluster::find_node(NodeId node, TimePoint deadline) {
+  bool refresh = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = nodes_.find(node);
+    if (found != nodes_.end() &&
+        members_version_ == seen_version_.load(std::memory_order_relaxed)) {
+      return found->second;
+    }
+    refresh = !members_known_ || Clock::now() - members_fetched_ > kRefreshPause;
+  }
+  if (refresh) refresh_members(deadline);
+  const std::lock_guard lock(mutex_);
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end()) {
+    throw Error(ErrorKind::kUnavailable, "the node that held it is no longer a member");
+  }
+  return found->second;
+}
+
+Cluster::NodeLoan Cluster::borrow_node(NodeId id, TimePoint deadline) {
+  const std::shared_ptr<Node> node = find_node(id, deadline);
+  while (auto channel = node->pool.take()) {
+    if (!channel->channel().stale()) return {node, std::move(channel)};
+  }
+  const TimePoint now = Clock::now();
+  if (!node->pool.may_try(now)) {
+    throw Error(ErrorKind::kUnavailable,
+                "node " + wire::from_text(node->member.name) + " failed a moment ago");
+  }
+  try {
+    auto channel = connect_node(*node, std::min(deadline, now + options_.connect_timeout));
+    node->pool.succeeded();
+    connects_.fetch_add(1, std::memory_order_relaxed);
+    return {node, std::move(channel)};
+  } catch (const Error&) {
+    connect_failures_.fetch_add(1, std::memory_order_relaxed);
+    node->pool.failed();
+    throw;
+  }
+}
+
+std::unique_ptr<NodeChannel> Cluster::connect_node(Node& node, TimePoint deadline) {
+  if (options_.transport != TransportChoice::kTcp) {
+    const bool same_host = node.member.host == host_ && node.member.unix_path.front() != '\0';
+    if (options_.transport == TransportChoice::kShm) {
+      if (!same_host) {
+        throw Error(ErrorKind::kUnavailable, "node " + wire::from_text(node.member.name) +
+                                                 " shares no memory with this host");
+      }
+      return connect_shm(node, deadline);
+    }
+    if (same_host && !node.shm_failed) {
+      try {
+        return connect_shm(node, deadline);
+      } catch (const Error&) {
+        // Another container, say, that cannot see the socket. TCP says whether the node lives.
+        connect_failures_.fetch_add(1, std::memory_order_relaxed);
+        node.shm_failed = true;
+      }
+    }
+  }
+  auto channel = Channel::connect(Endpoint::parse(wire::from_text(node.member.tcp)), identity_,
+                                  wire::Role::kNode, deadline);
+  if (channel->server().incarnation != node.member.incarnation) {
+    throw Error(ErrorKind::kUnavailable,
+                "node " + wire::from_text(node.member.name) + " has restarted");
+  }
+  return std::make_unique<TcpNodeChannel>(std::move(channel));
+}
+
+std::unique_ptr<NodeChannel> Cluster::connect_shm(Node& node, TimePoint deadline) {
+  const Endpoint endpoint{
+      .host = wire::from_text(node.member.unix_path), .port = 0, .is_unix = true};
+  auto channel = Channel::connect(endpoint, identity_, wire::Role::kNode, deadline);
+  if (channel->server().incarnation != node.member.incarnation) {
+    throw Error(ErrorKind::kUnavailable,
+                "node " + wire::from_text(node.member.name) + " has restarted");
+  }
+  // Attached anew on each connection: to the node that is its leave to write without WRITE.
+  std::shared_ptr<const RegionMapping> mapping = ShmNodeChannel::attach(*channel, deadline);
+  const std::lock_guard lock(node.mapping_mutex);
+  if (!node.mapping) node.mapping = std::move(mapping);
+  return std::make_unique<ShmNodeChannel>(std::move(channel), node.mapping);
+}
+
+std::vector<NodeId> Cluster::nodes_for_write(const ObjectKey& key, TimePoint deadline) {
+  bool refresh = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const TimePoint now = Clock::now();
+    // Without a lookup nothing tells of changes, so a writer looks about once a second.
+    refresh = !members_known_ || now - members_fetched_ > std::chrono::seconds(1) ||
+              (members_version_ != seen_version_.load(std::memory_order_relaxed) &&
+               now - members_fetched_ > kRefreshPause);
+  }
+  if (refresh) refresh_members(deadline);
+  std::uint64_t seed;
+  std::memcpy(&seed, key.data(), sizeof seed);
+  std::vector<std::pair<std::uint64_t, NodeId>> ranked;
+  {
+    const std::lock_guard lock(mutex_);
+    const TimePoint now = Clock::now();
+    for (const auto& [id, node] : nodes_) {
+      if (node->member.state != wire::MemberState::kAlive || !node->pool.may_try(now)) continue;
+      ranked.emplace_back(mix(seed ^ mix(id)), id);
+    }
+  }
+  std::sort(ranked.rbegin(), ranked.rend());
+  std::vector<NodeId> nodes;
+  for (const auto& [score, id] : ranked) nodes.push_back(id);
+  return nodes;
+}
+
+std::size_t Cluster::member_count() {
+  const std::lock_guard lock(mutex_);
+  return nodes_.size();
+}
+
+}  // namespace hymcache
