@@ -18,9 +18,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Final, Self
 
+from rich.console import Console
+
 from hymcache.errors import HymcacheError
 
-_TERMINATE_WAIT_S: Final = 5.0
+TERMINATE_WAIT_S: Final = 5.0
 _LOG_LINES_SHOWN: Final = 15
 
 
@@ -151,14 +153,14 @@ class ChildProcess:
             return False
         return True
 
-    def end(self) -> None:
-        """Ends the child and what it started: SIGTERM, a few seconds, SIGKILL. Idempotent."""
+    def end(self, patience_s: float = TERMINATE_WAIT_S) -> None:
+        """Ends the child and what it started: SIGTERM, `patience_s`, SIGKILL. Idempotent."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
         if self.alive:
             self._process.terminate()
-            self.wait(_TERMINATE_WAIT_S)
+            self.wait(patience_s)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -174,6 +176,17 @@ def free_ports(count: int) -> list[int]:
     finally:
         for sock in sockets:
             sock.close()
+
+
+@contextmanager
+def log_shown_on_failure(console: Console) -> Iterator[None]:
+    """Prints the end of a failed child's log; the error goes on."""
+    try:
+        yield
+    except ChildFailed as error:
+        for line in error.log_lines:
+            console.print(f"  | {line}", style="dim", markup=False, highlight=False)
+        raise
 
 
 @contextmanager

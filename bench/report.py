@@ -9,16 +9,23 @@ from typing import Final
 
 from rich.table import Table
 
-from hymcache.bench.samples import Sample
+from hymcache.bench.samples import machine_context
 from hymcache.bench.targets import TARGETS, Verdict, verdict
 
 Numbers = Mapping[str, float | None]
 _STYLES: Final = {Verdict.MET: "green", Verdict.MISSED: "bold red", Verdict.SKIPPED: "yellow"}
 
 
-def write_summary(path: Path, numbers: Numbers, context: Sample, notes: Mapping[str, str]) -> None:
-    """Writes the numbers by name (null: not measured, `notes` says why), and the context."""
-    document = {**numbers, "notes": dict(notes), "context": context}
+def write_summary(path: Path, numbers: Numbers, notes: Mapping[str, str]) -> None:
+    """Writes the numbers by name (null: not measured, `notes` says why), and beside them the
+    verdicts and the machine."""
+    verdicts = {name: found.value for name in numbers if (found := verdict(name, numbers[name]))}
+    document = {
+        **numbers,
+        "verdicts": verdicts,
+        "notes": dict(notes),
+        "context": machine_context(),
+    }
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 

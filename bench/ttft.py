@@ -48,6 +48,11 @@ class TtftOptions:
     seed: int = 1
 
     @property
+    def samples_path(self) -> Path:
+        """The raw samples of the run."""
+        return self.out_dir / "ttft.jsonl"
+
+    @property
     def steps(self) -> int:
         """Prompts of all systems, as `run_ttft` reports them, peers that are missing included."""
         return len(self.tokens) * self.repetitions * (len(self.peers) + self.ours)
@@ -68,7 +73,7 @@ def random_prompt(rng: random.Random, tokens: int) -> list[int]:
 
 
 def run_ttft(options: TtftOptions, report: Report, advance: Callable[[], None]) -> dict[str, str]:
-    """Writes samples to `out_dir`/ttft.jsonl; returns why systems were left out, by name.
+    """Writes samples to `samples_path`; returns why systems were left out, by name.
 
     Raises:
         ChildFailed: HyMCache or an engine of its failed.
@@ -78,7 +83,7 @@ def run_ttft(options: TtftOptions, report: Report, advance: Callable[[], None]) 
         log_dir=options.out_dir / "logs",
         model=make_model(MID, options.cache_dir),
     )
-    log = SampleLog(options.out_dir / "ttft.jsonl", machine_context())
+    log = SampleLog(options.samples_path, machine_context())
     missing: dict[str, str] = {}
     with ExitStack() as stack:
         systems = [stack.enter_context(hymcache_system(place))] if options.ours else []

@@ -45,7 +45,7 @@ def ttft_numbers(samples: Sequence[Sample]) -> dict[str, float | None]:
     return numbers
 
 
-def faults(samples: Sequence[Sample]) -> dict[str, str]:
+def ttft_faults(samples: Sequence[Sample]) -> dict[str, str]:
     """What went wrong, by system: hits that were none, tokens that differ."""
     found: dict[str, str] = {}
     for sample in of_kind(samples, "ttft"):

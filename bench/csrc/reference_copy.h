@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "transport/csrc/unique_fd.h"
+#include "hymcache/csrc/unique_fd.h"
 
 namespace hymcache::bench {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "transport/csrc/unique_fd.h"
+#include "hymcache/csrc/unique_fd.h"
 
 namespace hymcache::bench {
 

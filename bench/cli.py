@@ -1,0 +1,97 @@
+"""`hymcache bench`: what HyMCache costs on this machine, beside plain copies and beside peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hymcache.bench.cache_folder import default_cache_dir
+from hymcache.bench.child_process import log_shown_on_failure, termination_unwinds
+from hymcache.bench.picture import draw_ttft
+from hymcache.bench.progress import StepProgress
+from hymcache.bench.report import Numbers, verdict_table, write_summary
+from hymcache.bench.samples import read_samples
+from hymcache.bench.ttft import TtftOptions, run_ttft
+from hymcache.bench.ttft_summary import ttft_faults, ttft_numbers
+from hymcache.bench.ttft_system import Peer
+from hymcache.errors import ConfigError
+
+app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+
+OutOption = Annotated[
+    Path,
+    typer.Option("--out", metavar="DIR", help="Where raw samples, summary.json and logs go."),
+]
+CacheOption = Annotated[
+    Path,
+    typer.Option("--cache-dir", metavar="DIR", help="Where models and peers are kept."),
+]
+
+
+@app.command("ttft")
+def ttft(
+    out: OutOption,
+    tokens: Annotated[
+        str, typer.Option(help="Lengths of the prompts in tokens, separated by commas.")
+    ] = "2000,8000",
+    reps: Annotated[int, typer.Option(min=1, max=1000, help="Prompts of each length.")] = 5,
+    peer: Annotated[list[Peer], typer.Option(help="Time this too, in turn; may be repeated.")] = [],  # noqa: B006 - Typer copies it
+    cache_dir: CacheOption = default_cache_dir(),  # noqa: B008 - shown in the help text
+) -> None:
+    """Time to first token when another engine has computed the prompt's KV."""
+    console = Console()
+    options = TtftOptions(
+        cache_dir=cache_dir,
+        out_dir=out,
+        tokens=_lengths(tokens),
+        repetitions=reps,
+        peers=tuple(peer),
+    )
+    with _running(console):
+        numbers, notes = time_ttft(options, console)
+        draw_ttft(read_samples(options.samples_path), out / "ttft.png")
+    write_summary(out / "summary.json", numbers, notes)
+    console.print(verdict_table("Time to first token", numbers, notes))
+    console.print(f"raw samples, summary.json, ttft.png and logs: {out}")
+
+
+def time_ttft(options: TtftOptions, console: Console) -> tuple[Numbers, dict[str, str]]:
+    """Runs it; the numbers by name, and notes by the names of those that could not be had."""
+    with StepProgress(console, "TTFT", options.steps) as progress:
+        missing = run_ttft(options, progress.report, progress.advance)
+    samples = read_samples(options.samples_path)
+    numbers = ttft_numbers(samples)
+    return numbers, ttft_notes(numbers, missing | ttft_faults(samples))
+
+
+def ttft_notes(numbers: Numbers, reasons: dict[str, str]) -> dict[str, str]:
+    """Why numbers are missing: what happened to the system, else that nobody asked for it."""
+    notes = {}
+    for name, value in numbers.items():
+        if value is not None:
+            continue
+        told = [reason for system, reason in reasons.items() if system in name]
+        told += reasons.values()
+        notes[name] = told[0] if told else "not measured in this run"
+    return notes
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    try:
+        lengths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        lengths = ()
+    if not lengths or not all(64 <= length <= 16_000 for length in lengths):
+        raise ConfigError(f"--tokens {text}: write lengths from 64 to 16000, e.g. 2000,8000")
+    return lengths
+
+
+@contextmanager
+def _running(console: Console) -> Iterator[None]:
+    with termination_unwinds(), log_shown_on_failure(console):
+        yield
