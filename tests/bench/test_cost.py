@@ -30,7 +30,11 @@ def test_cost_for_a_gigabyte_adds_client_and_server() -> None:
 
 
 def test_measure_counts_this_process_and_no_sleep() -> None:
-    cost = measure(lambda: (burn(0.02), time.sleep(0.03)), 3, [], bytes_per_call=10)
+    def work() -> None:
+        burn(0.02)
+        time.sleep(0.03)
+
+    cost = measure(work, 3, [], bytes_per_call=10)
     assert cost.calls == 3
     assert cost.moved_bytes == 30
     assert 0.06 <= cost.client_cpu_s < 0.12
