@@ -6,7 +6,8 @@
 
 namespace hymcache::crc32c_instruction {
 
-#if defined(__x86_64__) || defined(__aarch64__)
+// Clang before 16 has AArch64's intrinsics only where the whole build is for such CPUs.
+#if defined(__x86_64__) || (defined(__aarch64__) && (!defined(__clang__) || __clang_major__ >= 16))
 #define HYMCACHE_HAVE_CRC32C_INSTRUCTION 1
 bool supported() noexcept;
 // Only where supported(). As hymcache::crc32c, and as CopyKernel::stream_crc32c through the general
