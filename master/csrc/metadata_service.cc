@@ -43,8 +43,9 @@ void check_member(const wire::Member& member) {
     malformed("REGISTER: a text does not end within its field");
   }
   const std::string name = wire::from_text(member.name);
+  const auto end = std::find(member.name.begin(), member.name.end(), '\0');
   const bool plain =
-      std::all_of(name.begin(), name.end(), [](char c) { return c > 32 && c < 127; });
+      std::all_of(member.name.begin(), end, [](char c) { return c > 32 && c < 127; });
   if (name.empty() || !plain) malformed("REGISTER: the node has no name in plain ASCII");
   if (member.node == 0) malformed("REGISTER: a node's id cannot be 0");
   if (member.tcp.front() == '\0' && member.unix_path.front() == '\0') {
@@ -68,6 +69,18 @@ std::string refusal_text(const Enrolled& enrolled, const wire::Member& member) {
   return "the master has " + std::to_string(wire::kNodesMax) + " live nodes and takes no more";
 }
 
+void check_role(const FrameServer::Peer& peer, const wire::Header& header) {
+  if (peer.role() == wire::Role::kNode) return;
+  throw wire::Unexpected(std::string(wire::type_name(header.type)) +
+                         " is for storage nodes, and this peer is none");
+}
+
+void refuse(FrameServer::Peer& peer, const wire::Header& header, wire::ErrorCode code,
+            const std::string& message) {
+  peer.socket().send_error(header.request_id, code, message);
+  if (!wire::is_recoverable(code)) peer.socket().close(message, /*flush=*/true);
+}
+
 }  // namespace
 
 MetadataService::MetadataService(EventLoop& loop, const MasterOptions& options,
@@ -86,9 +99,8 @@ MetadataService::~MetadataService() {
 }
 
 void MetadataService::on_frame(Peer& peer, const wire::Header& header, wire::Bytes payload) {
-  if (header.is_response() || header.bulk_bytes > 0) {
-    malformed(std::string("a master takes requests without bulk bytes, and this is none: ") +
-              wire::type_name(header.type));
+  if (header.bulk_bytes > 0) {
+    malformed(std::string("a master takes no bulk bytes: ") + wire::type_name(header.type));
   }
   switch (header.type) {
     case wire::Type::kLookup:
@@ -107,7 +119,8 @@ void MetadataService::on_frame(Peer& peer, const wire::Header& header, wire::Byt
       on_node_frame(peer, header, payload);
       return;
     default:
-      malformed(std::string("a master does not answer to ") + wire::type_name(header.type));
+      throw wire::Unexpected(std::string("a master does not answer to ") +
+                             wire::type_name(header.type));
   }
 }
 
@@ -145,20 +158,19 @@ void MetadataService::on_register(Peer& peer, const wire::Header& header, wire::
   wire::PayloadReader reader(payload, "REGISTER");
   const auto member = reader.take<wire::Member>();
   reader.finish();
-  if (peer.role() != wire::Role::kNode) malformed("REGISTER: only a storage node may register");
+  check_role(peer, header);
   check_member(member);
   const NodeRecord* const before = members_.renew(peer.id(), loop_.now());
   if (before != nullptr && before->member.node != member.node) {
-    malformed("REGISTER: this connection is that of another node");
+    throw wire::Unexpected("REGISTER: this connection is that of another node");
   }
 
   const Enrolled enrolled = members_.enroll(member, peer.id(), loop_.now());
   if (enrolled.state != EnrollState::kEnrolled) {
     ++counters_.registrations_refused;
     const bool full = enrolled.state == EnrollState::kFull;
-    peer.socket().send_error(header.request_id,
-                             full ? wire::ErrorCode::kBusy : wire::ErrorCode::kConflict,
-                             refusal_text(enrolled, member));
+    refuse(peer, header, full ? wire::ErrorCode::kBusy : wire::ErrorCode::kConflict,
+           refusal_text(enrolled, member));
     return;
   }
   ++counters_.registrations;
@@ -178,11 +190,9 @@ void MetadataService::on_node_frame(Peer& peer, const wire::Header& header, wire
   // Any word of a node renews its lease: one that is busy publishing is alive.
   NodeRecord* const node = members_.renew(peer.id(), loop_.now());
   if (node == nullptr) {
-    if (peer.role() != wire::Role::kNode) {
-      malformed(std::string(wire::type_name(header.type)) + ": this peer is no storage node");
-    }
-    peer.socket().send_error(header.request_id, wire::ErrorCode::kUnregistered,
-                             "the node is not registered here, or its lease has lapsed");
+    check_role(peer, header);
+    refuse(peer, header, wire::ErrorCode::kUnregistered,
+           "the node is not registered here, or its lease has lapsed");
     return;
   }
   switch (header.type) {
