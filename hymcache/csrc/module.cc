@@ -42,6 +42,9 @@ void raise_in_python(const Error& error) {
 }
 
 }  // namespace
+
+void bind_bench(py::module_& m);
+
 }  // namespace hymcache
 
 PYBIND11_MODULE(_core, m) {
