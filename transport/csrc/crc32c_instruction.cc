@@ -14,7 +14,7 @@
 #include <arm_acle.h>
 #include <arm_neon.h>
 #include <sys/auxv.h>
-#define HYMCACHE_TARGET __attribute__((target("+crc+aes")))
+#define HYMCACHE_TARGET __attribute__((target("+crc+crypto")))
 #endif
 
 namespace hymcache::crc32c_instruction {
