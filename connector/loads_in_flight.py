@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hymcache.connector.metadata import LoadPart, LoadRequest
-from hymcache.connector.prefix_lookup import PrefixLookup
 
 
 @dataclass(slots=True)
@@ -24,7 +23,6 @@ class Load:
     outside: int
     end_blocks: tuple[int, ...]
     good_blocks: int
-    lookup: PrefixLookup
 
 
 class LoadsInFlight:

@@ -16,7 +16,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from hymcache.connector.shard_namespaces import Rank, WorkerLayout
 
-
 # In a report: all blocks of a load hold what was asked for.
 ALL_BLOCKS: Final = 1 << 62
 

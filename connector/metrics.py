@@ -49,7 +49,7 @@ class Metric:
 _TABLE: Final = (
     Metric("blocks_asked", "Blocks of prompts that were looked up, beyond the local hit."),
     Metric("blocks_hit", "Of those, the blocks that the store holds from the front on."),
-    Metric("lookups_failed", "Lookups that got no full answer.", ("reason",)),
+    Metric("lookups_failed", "Lookups that got no full answer; what they lacked is a miss."),
     Metric("blocks_loaded", "Blocks that were loaded, each rank and cache group counted."),
     Metric("blocks_load_failed", "Blocks that failed to load and were recomputed.", ("reason",)),
     Metric("blocks_saved", "Blocks that the store took, each rank and cache group counted."),
@@ -70,9 +70,7 @@ class StoreStats(KVConnectorStats):
     """
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        super().__init__(data or {})
-        if not self.data:
-            self.reset()
+        self.data: dict[str, Any] = data or {"counts": {}, "values": {}}
 
     def add(self, name: str, count: int, *label_values: str) -> None:
         """Counts something; the label values in the order of the metric's labels."""

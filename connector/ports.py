@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class BlockStatus(IntEnum):
+    """How a block of a transfer fared; the values are the core's."""
+
+    OK = 0
+    MISS = 1
+    CORRUPT = 2
+    UNAVAILABLE = 3
+    DEADLINE = 4
+    DEVICE_ERROR = 5
+    STORED_ALREADY = 6
+    SKIP_BUFFER_FULL = 7
+    SKIP_DEVICE_FULL = 8
+    SKIP_TOO_LARGE = 9
+    SKIP_DRAINING = 10
+    SKIP_PREFIX = 11
+    CANCELLED = 12
 
 
 class Match(Protocol):
@@ -22,7 +41,7 @@ class Match(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why there may be more than was found: "unavailable" or "deadline"; "" if there isn't."""
+        """Why the lookup failed, "" when it did not."""
 
 
 class Matcher(Protocol):
@@ -34,8 +53,11 @@ class Matcher(Protocol):
     def poll(self, ticket: int) -> Match | None:
         """The answer, None while there is none."""
 
+    def take(self, ticket: int) -> None:
+        """Forgets a ticket. Its prefetch goes on, for whoever loads by the plan."""
+
     def cancel(self, ticket: int) -> None:
-        """Ends a lookup, or the prefetch of an answered one. The ticket is no longer valid."""
+        """Forgets a ticket, and ends its lookup or its prefetch."""
 
 
 class TransferResult(Protocol):

@@ -10,7 +10,7 @@
                                       +----- a shorter n, a few times <------+
 
 The shards and groups of an engine must agree, so the shortest run counts. Nodes start to
-prefetch as the tickets find blocks; `release` ends that for all that was not loaded.
+prefetch as the tickets find blocks; `release` ends that, `hand_over` leaves it to the loads.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class Hit(NamedTuple):
     """What was found: the prefix of `tokens` can be loaded from `base_tokens` on.
 
     `tokens` is `base_tokens` when nothing was found. `blocks_asked` and `blocks_hit` count blocks
-    of the first group in one shard. `reason` is "" or what kept the lookup from an answer.
+    of the first group in one shard. `failure` says what kept the lookup from an answer, "" if
+    nothing did.
     """
 
     tokens: int
     plans: tuple[GroupPlan, ...]
     blocks_asked: int
     blocks_hit: int
-    reason: str
+    failure: str
 
 
 class _Ticket(NamedTuple):
@@ -57,7 +58,7 @@ class _Ticket(NamedTuple):
 
 
 class PrefixLookup:
-    """One search. `poll` until it gives a Hit, then `release` once, loaded or not."""
+    """One search. `poll` until it gives a Hit, then `hand_over` or `release` it."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class PrefixLookup:
         self._rounds = 0
         self._hit: Hit | None = None
         self._hit_tokens = limit_tokens
-        self._asked, self._found, self._reason = 0, 0, ""
+        self._asked, self._found, self._failure = 0, 0, ""
         self._open: list[_Ticket] = []
         self._answered: dict[_Ticket, Match] = {}
         for g in self._prefix_groups:
@@ -102,7 +103,7 @@ class PrefixLookup:
         while self._hit is None and self._collect():
             self._advance()
         if self._hit is None and self._clock() - self.started_at > self._wait_s_max:
-            self._reason = "deadline"
+            self._failure = f"no answer within {self._wait_s_max:g} s"
             self._miss()
         return self._hit
 
@@ -111,6 +112,12 @@ class PrefixLookup:
         for ticket in (*self._open, *self._answered):
             self._matcher.cancel(ticket.number)
         self._open.clear()
+        self._answered.clear()
+
+    def hand_over(self) -> None:
+        """Leaves the prefetch to the loads that are made by the hit's plans."""
+        for ticket in self._answered:
+            self._matcher.take(ticket.number)
         self._answered.clear()
 
     def _tokens(self, group: int) -> int:
@@ -132,7 +139,7 @@ class PrefixLookup:
                 still_open.append(ticket)
                 continue
             self._answered[ticket] = match
-            self._reason = self._reason or match.reason
+            self._failure = self._failure or match.reason
         self._open = still_open
         return not still_open
 
@@ -177,8 +184,8 @@ class PrefixLookup:
                 (t.shard, t.first_block, m.plan) for t, m in self._answered.items() if t.group == g
             )
             plans.append(GroupPlan(g, of_group[0][1], tuple(plan for _, _, plan in of_group)))
-        self._hit = Hit(self._hit_tokens, tuple(plans), self._asked, self._found, self._reason)
+        self._hit = Hit(self._hit_tokens, tuple(plans), self._asked, self._found, self._failure)
 
     def _miss(self) -> None:
         self.release()
-        self._hit = Hit(self.base_tokens, (), self._asked, 0, self._reason)
+        self._hit = Hit(self.base_tokens, (), self._asked, 0, self._failure)

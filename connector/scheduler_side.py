@@ -158,10 +158,9 @@ class SchedulerSide:
             outside=len(keys) - len(parts[0].block_ids),
             end_blocks=tuple(end // group.block_tokens for group in self._groups.groups),
             good_blocks=len(keys),
-            lookup=lookup,
         )
         self._loads.add(req_id, parts, load)
-        # From here on the load owns it.
+        lookup.hand_over()
         state.lookup = None
 
     def _look_up(self, state: RequestState, base_tokens: int) -> None:
@@ -230,8 +229,9 @@ class SchedulerSide:
         self._stats.add("blocks_asked", hit.blocks_asked)
         self._stats.add("blocks_hit", hit.blocks_hit)
         self._stats.observe("lookup_seconds", self._clock() - lookup.started_at)
-        if hit.reason:
-            self._stats.add("lookups_failed", 1, hit.reason)
+        if hit.failure:
+            self._stats.add("lookups_failed", 1)
+            logger.debug("HyMCache lookup failed: %s", hit.failure)
 
     # Steps
 
@@ -279,7 +279,6 @@ class SchedulerSide:
         load = self._loads.finish(req_id)
         if load is None:
             return
-        load.lookup.release()
         good = b"".join(load.keys[: load.good_blocks])
         self._saves.stored_keys.add(good)
         failed = load.good_blocks < len(load.keys)

@@ -20,7 +20,9 @@ TransferEngine::TransferEngine(std::shared_ptr<StoreClient> client,
   }
 }
 
-TransferEngine::~TransferEngine() {
+TransferEngine::~TransferEngine() { close(); }
+
+void TransferEngine::close() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -29,6 +31,7 @@ TransferEngine::~TransferEngine() {
   loads_.changed.notify_all();
   saves_.changed.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 void TransferEngine::submit_load(std::int64_t id, std::uint32_t layout, std::string plan,
@@ -73,6 +76,7 @@ void TransferEngine::submit(std::shared_ptr<Job> job, Clock::duration deadline) 
   job->deadline = job->submitted + deadline;
   Queue& queue = job->is_load ? loads_ : saves_;
   const std::lock_guard lock(mutex_);
+  if (stopping_) throw Error(ErrorKind::kUnavailable, "the transfer engine is closed");
   if (!open_.emplace(job->id, job).second) {
     throw Error(ErrorKind::kConfig, "job " + std::to_string(job->id) + " exists already");
   }

@@ -48,6 +48,8 @@ class TransferEngine {
   // True when none of the jobs is running or queued any more.
   bool wait(const std::vector<std::int64_t>& jobs, Clock::duration timeout);
   void cancel(const std::vector<std::int64_t>& jobs);
+  // Cancels everything and ends the threads; no memory of the engine is touched afterwards.
+  void close();
 
  private:
   struct Job {
