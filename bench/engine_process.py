@@ -5,7 +5,7 @@ the engine's CPU time, and killing it kills the engine. Every read has a deadlin
 
     with EngineProcess(EngineOptions(name="A", model=make_model(TINY, cache_dir)), log_dir) as a:
         a.open()                            # begins to start; engines start side by side
-        a.wait_open(timeout_s=120)
+        a.wait_open()
         first = a.generate([5, 6, 7], tokens_max=8)
 """
 
@@ -16,6 +16,7 @@ import os
 import select
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,9 @@ from typing import Any, Final, Self
 
 from hymcache.bench.child_process import ChildFailed, ChildProcess
 
+START_TIMEOUT_S: Final = 240.0
 GENERATE_TIMEOUT_S: Final = 180.0
+_IDLE_S: Final = 0.2
 _QUIT_TIMEOUT_S: Final = 15.0
 _REPLY_BYTES_MAX: Final = 4 << 20
 
@@ -102,6 +105,8 @@ class EngineProcess:
             os.close(write_fd)
         self._events = read_fd
         self._buffer = b""
+        self._unread: deque[JsonObject] = deque()
+        self._replies_due = 0
         self.progress = "starting Python"
 
     def __enter__(self) -> Self:
@@ -130,14 +135,22 @@ class EngineProcess:
         self._send(op="open", llm=self.options.llm_arguments(with_connector=with_connector))
 
     def wait_open(
-        self, timeout_s: float, on_progress: Callable[[str], None] | None = None
+        self, timeout_s: float = START_TIMEOUT_S, on_idle: Callable[[], object] | None = None
     ) -> JsonObject:
         """Waits for the engine begun with `open`: {"start_s", "cpu_s"}.
+
+        `on_idle` is called several times a second meanwhile: to show progress, for instance.
 
         Raises:
             ChildFailed: the engine did not start, or not in time.
         """
-        return self._reply(timeout_s, on_progress)
+        return self._reply(timeout_s, on_idle)
+
+    def poll(self) -> str:
+        """Reads what has come without waiting; returns what the engine says that it is doing."""
+        while self._readable(0.0):
+            self._read_some()
+        return self.progress
 
     def close(self) -> None:
         """Shuts the engine down and keeps the process; `open` may follow."""
@@ -162,9 +175,13 @@ class EngineProcess:
         """`generate` in two halves, so that engines can work side by side."""
         self._send(op="generate", prompt=list(prompt), tokens_max=tokens_max, drain_s=drain_s)
 
-    def wait_generated(self, timeout_s: float = GENERATE_TIMEOUT_S) -> Generation:
+    def wait_generated(
+        self,
+        timeout_s: float = GENERATE_TIMEOUT_S,
+        on_idle: Callable[[], object] | None = None,
+    ) -> Generation:
         """The answer to the prompt given to `begin_generate`, after its drain."""
-        reply = self._reply(timeout_s)
+        reply = self._reply(timeout_s, on_idle)
         return Generation(**{**reply, "tokens": tuple(reply["tokens"])})
 
     def drain(self, seconds: float) -> None:
@@ -194,11 +211,11 @@ class EngineProcess:
         return samples
 
     def end(self) -> None:
-        """Quits politely where that works, and ends the process in any case. Idempotent."""
+        """Ends the process: politely where the engine is idle, at once where not. Idempotent."""
         if self._events < 0:
             return
         try:
-            if self._child.alive:
+            if self._child.alive and self._replies_due == 0:
                 self._send(op="quit")
                 self._reply(_QUIT_TIMEOUT_S)
                 self._child.wait(_QUIT_TIMEOUT_S)
@@ -215,35 +232,38 @@ class EngineProcess:
             self._child.stdin.flush()
         except OSError as error:
             raise self._child.failure("no longer takes commands") from error
+        self._replies_due += 1
 
-    def _reply(
-        self, timeout_s: float, on_progress: Callable[[str], None] | None = None
-    ) -> JsonObject:
+    def _reply(self, timeout_s: float, on_idle: Callable[[], object] | None = None) -> JsonObject:
         deadline = time.monotonic() + timeout_s
-        while True:
-            event = self._read_event(deadline, timeout_s)
-            kind = event.pop("event")
-            if kind == "progress":
-                self.progress = event["text"]
-                if on_progress is not None:
-                    on_progress(self.progress)
-            elif kind == "reply":
-                return event
-            else:
-                raise self._child.failure(event["message"])
-
-    def _read_event(self, deadline: float, timeout_s: float) -> JsonObject:
-        while b"\n" not in self._buffer:
+        while not self._unread:
             remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0 or not select.select([self._events], [], [], remaining_s)[0]:
+            if remaining_s <= 0:
                 raise self._child.failure(f"no answer within {timeout_s:.0f} s")
-            chunk = os.read(self._events, 1 << 16)
-            if not chunk:
-                self._child.wait(1.0)  # so that the message can name the exit status
-                raise self._child.failure("the process is gone")
-            self._buffer += chunk
-            if len(self._buffer) > _REPLY_BYTES_MAX:
-                raise self._child.failure("an event larger than its bound")
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        event: JsonObject = json.loads(line)
+            if self._readable(min(remaining_s, _IDLE_S) if on_idle else remaining_s):
+                self._read_some()
+            elif on_idle:
+                on_idle()
+        self._replies_due -= 1
+        event = self._unread.popleft()
+        if event.pop("event") == "error":
+            raise self._child.failure(event["message"])
         return event
+
+    def _readable(self, timeout_s: float) -> bool:
+        return bool(select.select([self._events], [], [], timeout_s)[0])
+
+    def _read_some(self) -> None:
+        chunk = os.read(self._events, 1 << 16)
+        if not chunk:
+            self._child.wait(1.0)  # so that the message can name the exit status
+            raise self._child.failure("the process is gone")
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        if len(self._buffer) > _REPLY_BYTES_MAX:
+            raise self._child.failure("an event larger than its bound")
+        for line in lines:
+            event: JsonObject = json.loads(line)
+            if event["event"] == "progress":
+                self.progress = event["text"]
+            else:
+                self._unread.append(event)

@@ -16,8 +16,9 @@ from typing import Final
 
 from hymcache.bench.engine_process import EngineProcess, Generation
 from hymcache.bench.mooncake_peer import PeerMissing
+from hymcache.bench.prompt import random_prompt
 from hymcache.bench.samples import SampleLog, machine_context
-from hymcache.bench.tiny_model import FIRST_PLAIN_TOKEN, MID, make_model
+from hymcache.bench.tiny_model import MID, make_model
 from hymcache.bench.ttft_system import (
     Peer,
     Place,
@@ -26,10 +27,8 @@ from hymcache.bench.ttft_system import (
     peer_system,
 )
 
-START_TIMEOUT_S: Final = 240.0
 ANSWER_TOKENS: Final = 8
 _WARM_UP_TOKENS: Final = 300
-_LAST_PLAIN_TOKEN: Final = 999  # of a vocabulary of 1,024
 _DRAIN_S: Final = 0.5  # time for an engine's connector to store what it computed
 
 Report = Callable[[str], None]
@@ -65,11 +64,6 @@ class EnginePair:
     system: RunningSystem
     first: EngineProcess
     second: EngineProcess
-
-
-def random_prompt(rng: random.Random, tokens: int) -> list[int]:
-    """Plain tokens, none of them special."""
-    return rng.choices(range(FIRST_PLAIN_TOKEN, _LAST_PLAIN_TOKEN + 1), k=tokens)
 
 
 def run_ttft(options: TtftOptions, report: Report, advance: Callable[[], None]) -> dict[str, str]:
@@ -110,7 +104,7 @@ def _engines(system: RunningSystem, log_dir: Path) -> Iterator[EnginePair]:
         for engine in (first, second):
             engine.open()
         for engine in (first, second):
-            engine.wait_open(START_TIMEOUT_S)
+            engine.wait_open()
         yield EnginePair(system, first, second)
 
 
