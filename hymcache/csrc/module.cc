@@ -9,6 +9,10 @@ namespace py = pybind11;
 namespace hymcache {
 
 void bind_bench(py::module_& m);
+void bind_master(py::module_& m);
+void bind_connector(py::module_& m);
+void bind_kv_manager(py::module_& m);
+void bind_lookup(py::module_& m);
 
 namespace {
 
@@ -44,6 +48,9 @@ void raise_in_python(const Error& error) {
 }  // namespace
 
 void bind_bench(py::module_& m);
+void bind_connector(py::module_& m);
+void bind_kv_manager(py::module_& m);
+void bind_lookup(py::module_& m);
 
 }  // namespace hymcache
 
@@ -56,5 +63,9 @@ PYBIND11_MODULE(_core, m) {
       hymcache::raise_in_python(error);
     }
   });
+  hymcache::bind_kv_manager(m);
+  hymcache::bind_lookup(m);
+  hymcache::bind_connector(m);
   hymcache::bind_bench(m);
+  hymcache::bind_master(m);
 }

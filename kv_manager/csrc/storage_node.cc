@@ -35,7 +35,9 @@ StorageNode::StorageNode(NodeId node, StorageNodeOptions options, std::unique_pt
   loop_.call([this] { start(); });
 }
 
-StorageNode::~StorageNode() {
+StorageNode::~StorageNode() { stop(); }
+
+void StorageNode::stop() {
   thread_.stop();
   // The loop is at rest: connections end before what they refer to.
   masters_.clear();

@@ -57,6 +57,8 @@ class StorageNode : private FrameServer::Handler {
   StorageNode(NodeId node, StorageNodeOptions options, std::unique_ptr<Device> device);
   ~StorageNode() override;
 
+  // Closes all connections. Afterwards every call below throws Unavailable.
+  void stop();
   std::vector<std::string> endpoints();
   std::string device_description();
   StorageNodeStats stats();

@@ -100,7 +100,21 @@ Cluster::Cluster(ClientOptions options)
 
 Cluster::~Cluster() = default;
 
+void Cluster::check_open() const {
+  if (closed_.load(std::memory_order_relaxed)) {
+    throw Error(ErrorKind::kUnavailable, "the client is closed");
+  }
+}
+
+void Cluster::close() {
+  closed_.store(true, std::memory_order_relaxed);
+  for (const auto& master : masters_) master->pool.clear();
+  const std::lock_guard lock(mutex_);
+  nodes_.clear();
+}
+
 Cluster::MasterLoan Cluster::borrow_master(TimePoint deadline) {
+  check_open();
   const std::size_t first = preferred_master_.load(std::memory_order_relaxed);
   std::string reason;
   for (std::size_t i = 0; i < masters_.size(); ++i) {
@@ -179,6 +193,7 @@ std::shared_ptr<Cluster::Node> Cluster::find_node(NodeId node, TimePoint deadlin
 }
 
 Cluster::NodeLoan Cluster::borrow_node(NodeId id, TimePoint deadline) {
+  check_open();
   const std::shared_ptr<Node> node = find_node(id, deadline);
   while (auto channel = node->pool.take()) {
     if (!channel->channel().stale()) return {node, std::move(channel)};

@@ -81,11 +81,14 @@ class Cluster {
     return connect_failures_.load(std::memory_order_relaxed);
   }
   std::size_t member_count();
+  // Closes idle connections; nothing is borrowed from now on.
+  void close();
 
  private:
   struct Master;
   struct Node;
 
+  void check_open() const;
   std::shared_ptr<Node> find_node(NodeId node, TimePoint deadline);
   void refresh_members(TimePoint deadline);
   std::unique_ptr<NodeChannel> connect_node(Node& node, TimePoint deadline);
@@ -103,6 +106,7 @@ class Cluster {
   bool members_known_ = false;
   TimePoint members_fetched_{};
 
+  std::atomic<bool> closed_{false};
   std::atomic<std::uint64_t> seen_version_{0};
   std::atomic<std::uint64_t> connects_{0};
   std::atomic<std::uint64_t> connect_failures_{0};

@@ -60,6 +60,8 @@ class StoreClient {
                     std::span<BlockStatus> statuses) noexcept;
 
   ClientStats stats();
+  // Closes idle connections; calls fail with Unavailable from now on.
+  void close() { cluster_.close(); }
 
  private:
   struct NodeRows;

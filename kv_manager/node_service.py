@@ -1,0 +1,108 @@
+"""A storage node as a service of this process."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hymcache._core import FileDeviceOptions, StorageNode
+from hymcache.config import Config
+from hymcache.errors import ConfigError, Unavailable
+
+logger = logging.getLogger("hymcache.node")
+
+
+def node_id(name: str) -> int:
+    """The number that masters and locations use for the node of this name; never 0.
+
+    From the name alone, so that any number of masters agree on it without speaking to each other.
+    """
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") or 1
+
+
+class NodeService:
+    """A device, and the node that serves what lies on it."""
+
+    def __init__(self, config: Config) -> None:
+        """Nothing is opened before `start`."""
+        self._config = config
+        self._node: StorageNode | None = None
+
+    @property
+    def endpoints(self) -> Mapping[str, str]:
+        """What listens where, by key of the configuration."""
+        tcp, *unix = self._running().endpoints()
+        endpoints = {"node.listen": tcp}
+        if unix:
+            endpoints["node.unix"] = unix[0].removeprefix("unix:")
+        return endpoints
+
+    def start(self) -> None:
+        """Serves when it returns. Raises ConfigError or DeviceError where it cannot."""
+        node, device = self._config.node, self._config.device
+        _make_parent("node.unix", node.unix)
+        _make_parent("device.path", device.path)
+        self._node = StorageNode(
+            node=node_id(node.name),
+            name=node.name,
+            listen=str(node.listen),
+            advertise_host=node.advertise,
+            unix_path=str(node.unix),
+            masters=[str(master) for master in node.masters],
+            connections_max=node.connections_max,
+            secret=self._config.secret_bytes(),
+            log=logger.info,
+            device=FileDeviceOptions(
+                path=str(device.path),
+                capacity_bytes=device.capacity,
+                staging_bytes=device.staging,
+                write_buffer_bytes=device.write_buffer,
+                io=device.io,
+                io_depth=device.io_depth,
+                preallocate=device.preallocate,
+            ),
+        )
+
+    def stop(self) -> None:
+        """Ends within a second; what is not flushed is gone. May be called again."""
+        if self._node is not None:
+            self._node.stop()
+            self._node = None
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges by name. Raises Unavailable when it is not running."""
+        return self._running().stats()
+
+    def set_draining(self, draining: bool) -> None:
+        """A draining node refuses writes and goes on serving reads."""
+        self._running().set_draining(draining)
+
+    def _running(self) -> StorageNode:
+        if self._node is None:
+            raise Unavailable("the node is not running")
+        return self._node
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _make_parent(key: str, path: Path) -> None:
+    try:
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{key} = {path}: cannot make its folder ({error.strerror}); choose another"
+        ) from error

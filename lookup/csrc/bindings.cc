@@ -1,0 +1,225 @@
+// Bindings of the client; typed in hymcache/_core.pyi, section "lookup".
+#include <pybind11/native_enum.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <optional>
+
+#include "lookup/csrc/prefix_matcher.h"
+#include "lookup/csrc/store_client.h"
+#include "transport/csrc/python_callbacks.h"
+
+namespace py = pybind11;
+
+namespace hymcache {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+Clock::duration to_duration(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(Seconds(std::clamp(seconds, 0.0, 1e6)));
+}
+
+std::vector<ObjectKey> to_keys(const py::bytes& raw) {
+  const std::string_view bytes(raw);
+  if (bytes.size() % sizeof(ObjectKey) != 0) {
+    throw Error(ErrorKind::kConfig, "keys are 16 bytes each, " + std::to_string(bytes.size()) +
+                                        " bytes are not a whole number of them");
+  }
+  std::vector<ObjectKey> keys(bytes.size() / sizeof(ObjectKey));
+  std::memcpy(keys.data(), bytes.data(), bytes.size());
+  return keys;
+}
+
+std::shared_ptr<StoreClient> make_client(const std::vector<std::string>& masters,
+                                         const std::string& transport, const py::bytes& secret,
+                                         double deadline_s, double connect_timeout_s,
+                                         bool verify_checksums, const std::string& name) {
+  ClientOptions options;
+  for (const std::string& master : masters) options.masters.push_back(Endpoint::parse(master));
+  if (transport == "auto") {
+    options.transport = TransportChoice::kAuto;
+  } else if (transport == "shm") {
+    options.transport = TransportChoice::kShm;
+  } else if (transport == "tcp") {
+    options.transport = TransportChoice::kTcp;
+  } else {
+    throw Error(ErrorKind::kConfig,
+                "transport '" + transport + "' is not known: write auto, shm or tcp");
+  }
+  options.mac = mac_function(secret);
+  options.deadline = to_duration(deadline_s);
+  options.connect_timeout = to_duration(connect_timeout_s);
+  options.checksums = verify_checksums;
+  options.name = name;
+  return std::make_shared<StoreClient>(std::move(options));
+}
+
+// Python buffers as the places of blocks. Exported until destroyed, with the GIL held.
+class Buffers {
+ public:
+  Buffers(const std::vector<py::buffer>& buffers, bool writable) {
+    infos_.reserve(buffers.size());
+    for (const py::buffer& buffer : buffers) {
+      infos_.push_back(buffer.request(writable));
+      const py::buffer_info& info = infos_.back();
+      if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
+        throw Error(ErrorKind::kConfig, "a buffer is not contiguous");
+      }
+      segments_.push_back(
+          {.data = info.ptr, .bytes = static_cast<std::size_t>(info.size * info.itemsize)});
+    }
+  }
+  BlockPlaces places() const {
+    return [this](std::uint32_t i) { return std::span<const Segment>(&segments_[i], 1); };
+  }
+  std::size_t size() const noexcept { return segments_.size(); }
+
+ private:
+  std::vector<py::buffer_info> infos_;
+  std::vector<Segment> segments_;
+};
+
+py::bytes to_bytes(std::span<const BlockStatus> statuses) {
+  return {reinterpret_cast<const char*>(statuses.data()), statuses.size()};
+}
+
+py::bytes lookup(StoreClient& client, const py::bytes& raw_keys) {
+  const std::vector<ObjectKey> keys = to_keys(raw_keys);
+  std::vector<Entry> rows;
+  {
+    const py::gil_scoped_release release;
+    rows = client.lookup(keys, client.deadline());
+  }
+  return {reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Entry)};
+}
+
+py::bytes get(StoreClient& client, const py::bytes& raw_keys,
+              const std::vector<py::buffer>& into) {
+  const std::vector<ObjectKey> keys = to_keys(raw_keys);
+  const Buffers buffers(into, /*writable=*/true);
+  if (keys.size() != buffers.size()) {
+    throw Error(ErrorKind::kConfig, "as many keys as buffers are needed");
+  }
+  std::vector<BlockStatus> statuses(keys.size(), BlockStatus::kUnavailable);
+  {
+    const py::gil_scoped_release release;
+    const TimePoint deadline = client.deadline();
+    const ReadPlan plan{.rows = client.lookup(keys, deadline), .sessions = {}};
+    client.read(plan, 0, buffers.places(), {.checksums = client.options().checksums}, deadline,
+                statuses);
+  }
+  return to_bytes(statuses);
+}
+
+py::bytes put(StoreClient& client, const py::bytes& raw_keys, const std::vector<py::buffer>& from,
+              std::uint64_t name_space, bool prefix_order) {
+  const std::vector<ObjectKey> keys = to_keys(raw_keys);
+  const Buffers buffers(from, /*writable=*/false);
+  if (keys.size() != buffers.size()) {
+    throw Error(ErrorKind::kConfig, "as many keys as buffers are needed");
+  }
+  std::vector<BlockStatus> statuses(keys.size());
+  {
+    const py::gil_scoped_release release;
+    client.write(name_space, prefix_order, keys, buffers.places(),
+                 {.checksums = client.options().checksums}, client.deadline(), statuses);
+  }
+  return to_bytes(statuses);
+}
+
+py::dict by_status(const std::array<std::uint64_t, kBlockStatuses>& counts) {
+  py::dict out;
+  for (int i = 0; i < kBlockStatuses; ++i) {
+    if (counts[i] != 0) out[block_status_name(static_cast<BlockStatus>(i))] = counts[i];
+  }
+  return out;
+}
+
+py::dict stats_dict(StoreClient& client) {
+  const ClientStats stats = client.stats();
+  py::dict out;
+  out["lookups"] = stats.lookups;
+  out["hits"] = stats.hits;
+  out["lookup_failures"] = stats.lookup_failures;
+  out["read"] = by_status(stats.read);
+  out["written"] = by_status(stats.written);
+  out["shm_read_bytes"] = stats.shm.read;
+  out["shm_written_bytes"] = stats.shm.written;
+  out["tcp_read_bytes"] = stats.tcp.read;
+  out["tcp_written_bytes"] = stats.tcp.written;
+  out["connects"] = stats.connects;
+  out["connect_failures"] = stats.connect_failures;
+  out["members"] = stats.members;
+  return out;
+}
+
+std::optional<Match> poll(PrefixMatcher& matcher, PrefixMatcher::Ticket ticket, double timeout_s) {
+  Match match;
+  bool known = false;
+  bool done = false;
+  if (timeout_s > 0) {
+    const py::gil_scoped_release release;
+    done = matcher.wait(ticket, to_duration(timeout_s), &match, &known);
+  } else {
+    done = matcher.poll(ticket, &match, &known);
+  }
+  if (!known) {
+    throw Error(ErrorKind::kConfig, "there is no lookup with ticket " + std::to_string(ticket));
+  }
+  if (!done) return std::nullopt;
+  return match;
+}
+
+}  // namespace
+
+void bind_lookup(py::module_& m) {
+  py::native_enum<BlockStatus>(m, "BlockStatus", "enum.IntEnum", "What became of one block.")
+      .value("OK", BlockStatus::kOk)
+      .value("MISS", BlockStatus::kMiss)
+      .value("CORRUPT", BlockStatus::kCorrupt)
+      .value("UNAVAILABLE", BlockStatus::kUnavailable)
+      .value("DEADLINE", BlockStatus::kDeadline)
+      .value("DEVICE_ERROR", BlockStatus::kDeviceError)
+      .value("STORED_ALREADY", BlockStatus::kStoredAlready)
+      .value("SKIP_BUFFER_FULL", BlockStatus::kSkipBufferFull)
+      .value("SKIP_DEVICE_FULL", BlockStatus::kSkipDeviceFull)
+      .value("SKIP_TOO_LARGE", BlockStatus::kSkipTooLarge)
+      .value("SKIP_DRAINING", BlockStatus::kSkipDraining)
+      .value("SKIP_PREFIX", BlockStatus::kSkipPrefix)
+      .value("CANCELLED", BlockStatus::kCancelled)
+      .finalize();
+
+  py::class_<StoreClient, std::shared_ptr<StoreClient>>(m, "StoreClient")
+      .def(py::init(&make_client), py::kw_only(), py::arg("masters"), py::arg("transport") = "auto",
+           py::arg("secret") = py::bytes(), py::arg("deadline_s") = 10.0,
+           py::arg("connect_timeout_s") = 1.0, py::arg("verify_checksums") = true,
+           py::arg("name") = "client")
+      .def("lookup", &lookup, py::arg("keys"))
+      .def("get", &get, py::arg("keys"), py::arg("into"))
+      .def("put", &put, py::arg("keys"), py::arg("buffers"), py::arg("name_space") = 0,
+           py::arg("prefix_order") = false)
+      .def("stats", &stats_dict)
+      .def("close", &StoreClient::close, py::call_guard<py::gil_scoped_release>());
+
+  py::class_<Match>(m, "Match")
+      .def_readonly("hits", &Match::hits)
+      .def_property_readonly("plan", [](const Match& match) { return py::bytes(match.plan); })
+      .def_readonly("reason", &Match::reason)
+      .def_readonly("seconds", &Match::seconds);
+
+  py::class_<PrefixMatcher>(m, "PrefixMatcher")
+      .def(py::init<std::shared_ptr<StoreClient>>(), py::arg("client"))
+      .def(
+          "start",
+          [](PrefixMatcher& matcher, const py::bytes& keys) {
+            return matcher.start(to_keys(keys));
+          },
+          py::arg("keys"))
+      .def("poll", &poll, py::arg("ticket"), py::arg("timeout_s") = 0.0)
+      .def("take", &PrefixMatcher::take, py::arg("ticket"))
+      .def("cancel", &PrefixMatcher::cancel, py::arg("ticket"));
+}
+
+}  // namespace hymcache
