@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
 from hymcache.bench.cache_folder import default_cache_dir
 from hymcache.bench.child_process import log_shown_on_failure, termination_unwinds
-from hymcache.bench.picture import draw_ttft
+from hymcache.bench.micro import MicroOptions, run_micro
+from hymcache.bench.micro_summary import micro_numbers
+from hymcache.bench.picture import draw_micro, draw_ttft
 from hymcache.bench.progress import StepProgress
+from hymcache.bench.reference import Transport
 from hymcache.bench.report import Numbers, verdict_table, write_summary
 from hymcache.bench.samples import read_samples
 from hymcache.bench.ttft import TtftOptions, run_ttft
-from hymcache.bench.ttft_summary import ttft_faults, ttft_numbers
+from hymcache.bench.ttft_summary import SHORT_TOKENS, ttft_faults, ttft_numbers
 from hymcache.bench.ttft_system import Peer
 from hymcache.errors import ConfigError
 
@@ -27,14 +32,87 @@ OutOption = Annotated[
     Path,
     typer.Option("--out", metavar="DIR", help="Where raw samples, summary.json and logs go."),
 ]
+_TRANSPORTS: Final[Mapping[str, tuple[Transport, ...]]] = {
+    "auto": ("shm", "tcp"),
+    "shm": ("shm",),
+    "tcp": ("tcp",),
+}
+_NO_ENGINE: Final = ({"hit_ttft_ratio": None}, {"hit_ttft_ratio": "left out by --no-engine"})
 CacheOption = Annotated[
     Path,
     typer.Option("--cache-dir", metavar="DIR", help="Where models and peers are kept."),
 ]
 
 
+class TransportChoice(StrEnum):
+    """Whose copies are measured."""
+
+    AUTO = "auto"
+    SHM = "shm"
+    TCP = "tcp"
+
+
+@app.command("micro")
+def micro(
+    *,
+    out: OutOption,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=100, help="Rounds; the median over them counts.")
+    ] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Two short rounds, for a look.")] = False,
+    transport: Annotated[
+        TransportChoice, typer.Option(help="Which copies to measure; auto: all of them.")
+    ] = TransportChoice.AUTO,
+    engine: Annotated[
+        bool, typer.Option(help="Time a hit inside of vLLM too, for hit_ttft_ratio.")
+    ] = True,
+    cache_dir: CacheOption = default_cache_dir(),  # noqa: B008 - shown in the help text
+) -> None:
+    """Copies, lookups and the index, beside plain copies made in the same run."""
+    console = Console()
+    options = MicroOptions(
+        out_dir=out.absolute(),
+        rounds=2 if quick else rounds,
+        quick=quick,
+        transports=_TRANSPORTS[transport],
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    with _running(console):
+        with StepProgress(console, "micro", options.steps) as progress:
+            run_micro(options, progress.report, progress.advance)
+        samples = read_samples(options.samples_path)
+        numbers = micro_numbers(samples)
+        ttft, notes = _hit_ttft(out / "ttft", cache_dir, quick, console) if engine else _NO_ENGINE
+        numbers.update(ttft)
+        draw_micro(samples, out / "micro.png")
+    write_summary(out / "summary.json", numbers, notes)
+    console.print(verdict_table("Copies, lookups and the index", numbers, notes))
+    console.print(f"raw samples, summary.json, micro.png and logs: {out}")
+
+
+def _hit_ttft(
+    out: Path, cache_dir: Path, quick: bool, console: Console
+) -> tuple[Numbers, dict[str, str]]:
+    if find_spec("vllm") is None:
+        return {"hit_ttft_ratio": None}, {"hit_ttft_ratio": "vLLM is not installed"}
+    options = TtftOptions(
+        cache_dir=cache_dir,
+        out_dir=out,
+        tokens=(SHORT_TOKENS,),
+        repetitions=3 if quick else 7,
+    )
+    numbers, notes = time_ttft(options, console)
+    kept = {
+        name: value
+        for name, value in numbers.items()
+        if name == "hit_ttft_ratio" or name.endswith(f"_{SHORT_TOKENS}_ms")
+    }
+    return kept, notes
+
+
 @app.command("ttft")
 def ttft(
+    *,
     out: OutOption,
     tokens: Annotated[
         str, typer.Option(help="Lengths of the prompts in tokens, separated by commas.")
@@ -52,6 +130,7 @@ def ttft(
         repetitions=reps,
         peers=tuple(peer),
     )
+    out.mkdir(parents=True, exist_ok=True)
     with _running(console):
         numbers, notes = time_ttft(options, console)
         draw_ttft(read_samples(options.samples_path), out / "ttft.png")
