@@ -1,5 +1,5 @@
 """The command `hymcache`."""
 
-from hymcache.cli.main import main
+from hymcache.cli.application import main
 
 __all__ = ["main"]

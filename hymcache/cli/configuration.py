@@ -24,7 +24,7 @@ ConfigOption = Annotated[
     ),
 ]
 SettingsOption = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
@@ -36,10 +36,10 @@ SettingsOption = Annotated[
 @app.command("check")
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file.")],
-    settings: SettingsOption = [],  # noqa: B006 - Typer copies it
+    settings: SettingsOption = None,
 ) -> None:
     """Print the effective configuration, without secrets; exit with 2 if it is wrong."""
-    config = load_config(file, settings=settings)
+    config = load_config(file, settings=settings or ())
     config.secret_bytes()
     text = configuration_toml(config)
     console = Console()

@@ -70,7 +70,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 def test_the_configuration_cannot_be_changed() -> None:
     config = load_config(environ={})
     with pytest.raises(ValidationError):
-        config.node.name = "other"  # type: ignore[misc]
+        config.node.name = "other"
 
 
 def test_a_wildcard_is_not_advertised() -> None:
