@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.transport import wire_encoder
 from tests.transport.wire_encoder import TYPES, crc32c, golden_frames
 

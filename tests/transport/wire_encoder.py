@@ -246,8 +246,8 @@ def golden_frames() -> dict[str, bytes]:
 def golden_file() -> str:
     """The text of tests/cpp/golden_frames.inc."""
     lines = [
-        "// Written by tests/transport/wire_encoder.py from docs/wire-protocol.md: one frame of each",
-        "// message, in hex. Not to be edited, and not to be made by the code that it tests.",
+        "// Written by tests/transport/wire_encoder.py from docs/wire-protocol.md: one frame of",
+        "// each message, in hex. Not to be edited, and not to be made by the code that it tests.",
     ]
     for name, raw in golden_frames().items():
         pieces = [f'"{raw[at : at + 32].hex()}"' for at in range(0, len(raw), 32)]
