@@ -3,29 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-
-class BlockStatus(IntEnum):
-    """How a block of a transfer fared; the values are the core's."""
-
-    OK = 0
-    MISS = 1
-    CORRUPT = 2
-    UNAVAILABLE = 3
-    DEADLINE = 4
-    DEVICE_ERROR = 5
-    STORED_ALREADY = 6
-    SKIP_BUFFER_FULL = 7
-    SKIP_DEVICE_FULL = 8
-    SKIP_TOO_LARGE = 9
-    SKIP_DRAINING = 10
-    SKIP_PREFIX = 11
-    CANCELLED = 12
 
 
 class Match(Protocol):

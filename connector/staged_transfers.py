@@ -22,8 +22,9 @@ import torch
 from numpy.typing import NDArray
 from vllm.logger import init_logger
 
+from hymcache._core import BlockStatus
 from hymcache.connector.block_layout import GroupLayout
-from hymcache.connector.ports import BlockStatus, TransferResult, Transfers
+from hymcache.connector.ports import TransferResult, Transfers
 from hymcache.connector.staging_buffer import BlockCopies, StagingBuffer
 from hymcache.lookup.keys import KEY_BYTES
 

@@ -18,6 +18,7 @@ import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.logger import init_logger
 
+from hymcache._core import BlockStatus
 from hymcache.connector.metadata import (
     ALL_BLOCKS,
     LoadPart,
@@ -28,7 +29,7 @@ from hymcache.connector.metadata import (
     StepReport,
 )
 from hymcache.connector.metrics import StoreStats
-from hymcache.connector.ports import BlockStatus, TransferResult, Transfers
+from hymcache.connector.ports import TransferResult, Transfers
 from hymcache.connector.shard_namespaces import Rank, Shards, WorkerLayout
 from hymcache.errors import HymcacheError
 
