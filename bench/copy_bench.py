@@ -17,7 +17,12 @@ from hymcache.bench.copy_cases import BATCH_BLOCKS, CopyCase
 from hymcache.bench.cost import Cost, measure, process_cpu_s
 from hymcache.bench.micro_summary import REFERENCE
 from hymcache.bench.node_metrics import DEVICE_READ_BYTES, NodeMetrics
-from hymcache.bench.reference import REFERENCE_MEMORY_BYTES, RunningReference, Transport
+from hymcache.bench.reference import (
+    REFERENCE_MEMORY_BYTES,
+    ReferenceKind,
+    RunningReference,
+    Transport,
+)
 from hymcache.bench.samples import SampleLog
 from hymcache.bench.service import RunningService
 from hymcache.errors import HymcacheError
@@ -45,7 +50,7 @@ class CopyBench:
         self,
         service: RunningService,
         clients: Clients,
-        references: Mapping[Transport, RunningReference],
+        references: Mapping[ReferenceKind, RunningReference],
         log: SampleLog,
         *,
         get_passes: int,
@@ -102,7 +107,9 @@ class CopyBench:
 
     def _measure_side(self, case: CopyCase, side: str) -> tuple[Cost, int]:
         if side == REFERENCE:
-            return self._measure_reference(case), 0
+            return self._measure_reference(self._references[case.transport], case), 0
+        if side == "copy_alone":
+            return self._measure_reference(self._references["shm_streaming"], case), 0
         client = self._clients[case.transport, side == "crc"]
         read_before = self._node.value(DEVICE_READ_BYTES)
         if case.operation == "put":
@@ -114,8 +121,7 @@ class CopyBench:
             cost = self._get(client, case.block_bytes, keys, self._get_passes)
         return cost, int(self._node.value(DEVICE_READ_BYTES) - read_before)
 
-    def _measure_reference(self, case: CopyCase) -> Cost:
-        reference = self._references[case.transport]
+    def _measure_reference(self, reference: RunningReference, case: CopyCase) -> Cost:
         offsets = list(range(0, WORKING_SET_BYTES, case.block_bytes))
         is_put = case.operation == "put"
         batches = self._batches(offsets, case.block_bytes, 1 if is_put else self._get_passes)

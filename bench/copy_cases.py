@@ -18,8 +18,8 @@ class CopyCase:
     """Blocks of one size, one way, through one transport.
 
     Sides are the ways in which ours is measured beside the reference (micro_summary.SUFFIXES):
-    without and with checksums; objects that must be read from the device; writes together with
-    their flush to the device.
+    without and with checksums; our copy without the service around it (the least that it could
+    cost); objects that must be read from the device; writes together with their flush to it.
     """
 
     transport: Transport
@@ -42,8 +42,8 @@ def copy_cases(transports: tuple[Transport, ...]) -> list[CopyCase]:
         for block_bytes in (16 * MIB, MIB):
             put, get = ["plain"], ["plain"]
             if transport == "shm":
-                put.append("crc")
-                get.append("crc")
+                put += ["crc", "copy_alone"]
+                get += ["crc", "copy_alone"]
                 if block_bytes == 16 * MIB:
                     put.append("flushed")
                     get.append("device")

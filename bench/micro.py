@@ -14,7 +14,7 @@ from hymcache import _core
 from hymcache.bench.copy_bench import WORKING_SET_BYTES, CopyBench
 from hymcache.bench.copy_cases import CopyCase, copy_cases
 from hymcache.bench.index_bench import IndexBench
-from hymcache.bench.reference import Transport, running_echo, running_reference
+from hymcache.bench.reference import ReferenceKind, Transport, running_echo, running_reference
 from hymcache.bench.samples import SampleLog, machine_context
 from hymcache.bench.service import ServiceOptions, running_master, running_service
 from hymcache.bench.targets import METADATA_OBJECTS
@@ -106,16 +106,17 @@ def _run_copies(
         service = stack.enter_context(
             running_service(Path(folder), log_dir, embedded=False, options=sizes)
         )
-        references = {
-            transport: stack.enter_context(running_reference(transport, log_dir))
-            for transport in options.transports
-        }
+        kinds: list[ReferenceKind] = [*options.transports]
+        if "shm" in kinds:
+            kinds.append("shm_streaming")
+        references = {kind: stack.enter_context(running_reference(kind, log_dir)) for kind in kinds}
         clients = {
             (case.transport, side == "crc"): stack.enter_context(
                 Client(service.master, transport=case.transport, verify_checksums=side == "crc")
             )
             for case in cases
             for side in case.sides
+            if side in {"plain", "crc"}
         }
         bench = CopyBench(service, clients, references, log, get_passes=1 if options.quick else 4)
         report("warming up")

@@ -11,6 +11,7 @@ from hymcache.bench.samples import Sample, of_kind
 REFERENCE: Final = "reference"
 # How ours was measured, and what that adds to the name of the number.
 SUFFIXES: Final[Mapping[str, str]] = {
+    "copy_alone": "_copy_alone",
     "plain": "",
     "crc": "_crc",
     "device": "_device",

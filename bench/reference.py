@@ -15,6 +15,7 @@ from hymcache import _core
 from hymcache.bench.child_process import ChildProcess
 
 Transport = Literal["shm", "tcp"]
+ReferenceKind = Literal["shm", "shm_streaming", "tcp"]
 
 # More than any CPU cache, so that every copy goes to memory, as a KV block does.
 REFERENCE_MEMORY_BYTES: Final = 256 << 20
@@ -47,15 +48,20 @@ def _server(arguments: list[object], pass_fds: list[int], log_dir: Path) -> Chil
 
 
 @contextmanager
-def running_reference(transport: Transport, log_dir: Path) -> Iterator[RunningReference]:
-    """Starts the server of a reference copy and connects to it."""
-    start = _shared_memory if transport == "shm" else _stream
-    with start(log_dir) as reference:
+def running_reference(kind: ReferenceKind, log_dir: Path) -> Iterator[RunningReference]:
+    """Starts the server of a reference copy and connects to it.
+
+    shm is memcpy through shared memory, shm_streaming our own copy through it, tcp a socket loop.
+    """
+    started = (
+        _stream(log_dir) if kind == "tcp" else _shared_memory(log_dir, kind == "shm_streaming")
+    )
+    with started as reference:
         yield reference
 
 
 @contextmanager
-def _shared_memory(log_dir: Path) -> Iterator[RunningReference]:
+def _shared_memory(log_dir: Path, streaming: bool) -> Iterator[RunningReference]:
     size = REFERENCE_MEMORY_BYTES
     memory = os.memfd_create("hymcache-reference")
     try:
@@ -66,7 +72,7 @@ def _shared_memory(log_dir: Path) -> Iterator[RunningReference]:
             server = _server(arguments, [theirs.fileno(), memory], log_dir)
             theirs.close()
             with server:
-                copy = _core.SharedMemoryCopy(mine.detach(), os.dup(memory), size)
+                copy = _core.SharedMemoryCopy(mine.detach(), os.dup(memory), size, streaming)
                 yield RunningReference(copy, server.pid)
     finally:
         os.close(memory)

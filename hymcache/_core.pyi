@@ -232,9 +232,12 @@ class ReferenceCopy:
         """Writes each buffer to the server's memory at its offset."""
 
 class SharedMemoryCopy(ReferenceCopy):
-    """memcpy through a memfd; the server answers a byte. Takes both descriptors over."""
+    """memcpy, or our own copy (`streaming`), through a memfd; the server answers a byte.
 
-    def __init__(self, socket: int, memory: int, memory_bytes: int) -> None: ...
+    Takes both descriptors over.
+    """
+
+    def __init__(self, socket: int, memory: int, memory_bytes: int, streaming: bool) -> None: ...
 
 class StreamCopy(ReferenceCopy):
     """A blocking TCP socket; connects to `serve_stream` on 127.0.0.1."""

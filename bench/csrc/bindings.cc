@@ -73,11 +73,11 @@ void bind_bench(py::module_& m) {
       .def("get", &get, py::arg("offsets"), py::arg("into"))
       .def("put", &put, py::arg("offsets"), py::arg("buffers"));
   py::class_<bench::SharedMemoryCopy, ReferenceCopy>(m, "SharedMemoryCopy")
-      .def(py::init([](int socket, int memory, std::uint64_t memory_bytes) {
+      .def(py::init([](int socket, int memory, std::uint64_t memory_bytes, bool streaming) {
              return std::make_unique<bench::SharedMemoryCopy>(UniqueFd(socket), UniqueFd(memory),
-                                                              memory_bytes);
+                                                              memory_bytes, streaming);
            }),
-           py::arg("socket"), py::arg("memory"), py::arg("memory_bytes"));
+           py::arg("socket"), py::arg("memory"), py::arg("memory_bytes"), py::arg("streaming"));
   py::class_<bench::StreamCopy, ReferenceCopy>(m, "StreamCopy")
       .def(py::init([](std::uint16_t port) {
              return std::make_unique<bench::StreamCopy>(bench::connect_reference(port));

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "hymcache/csrc/error.h"
+#include "transport/csrc/copy.h"
 
 namespace hymcache::bench {
 namespace {
@@ -93,6 +94,9 @@ std::byte* map(int memory, std::uint64_t bytes) {
   return static_cast<std::byte*>(base);
 }
 
+void plain_copy(void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+void stream_copy(void* to, const void* from, std::size_t bytes) { copy_bytes(to, from, bytes); }
+
 void check_batch(std::span<const ReferenceBlock> blocks) {
   const bool equal = std::ranges::all_of(blocks, [&](const ReferenceBlock& block) {
     return block.client.size() == blocks.front().client.size();
@@ -108,8 +112,12 @@ bool within(std::uint64_t offset, std::uint64_t bytes, std::uint64_t limit) {
 
 }  // namespace
 
-SharedMemoryCopy::SharedMemoryCopy(UniqueFd socket, UniqueFd memory, std::uint64_t memory_bytes)
-    : socket_(std::move(socket)), bytes_(memory_bytes), base_(map(memory.get(), memory_bytes)) {
+SharedMemoryCopy::SharedMemoryCopy(UniqueFd socket, UniqueFd memory, std::uint64_t memory_bytes,
+                                   bool streaming)
+    : copy_(streaming ? stream_copy : plain_copy),
+      socket_(std::move(socket)),
+      bytes_(memory_bytes),
+      base_(map(memory.get(), memory_bytes)) {
   set_option(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &kSilenceMax, sizeof kSilenceMax);
 }
 
@@ -132,7 +140,7 @@ void SharedMemoryCopy::get(std::span<const ReferenceBlock> blocks) {
   check_batch(blocks);
   ask();
   for (const ReferenceBlock& block : blocks) {
-    std::memcpy(block.client.data(), at(block), block.client.size());
+    copy_(block.client.data(), at(block), block.client.size());
   }
 }
 
@@ -140,7 +148,7 @@ void SharedMemoryCopy::put(std::span<const ReferenceBlock> blocks) {
   check_batch(blocks);
   ask();
   for (const ReferenceBlock& block : blocks) {
-    std::memcpy(at(block), block.client.data(), block.client.size());
+    copy_(at(block), block.client.data(), block.client.size());
   }
 }
 

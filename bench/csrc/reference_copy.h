@@ -30,10 +30,12 @@ class ReferenceCopy {
   virtual void put(std::span<const ReferenceBlock> blocks) = 0;
 };
 
-// The server's memory is a memfd that the client maps too; a byte each way marks a batch.
+// The server's memory is a memfd that the client maps too; a byte each way marks a batch. With
+// `streaming` the blocks are moved by our copy instead of memcpy: the least that a transfer of ours
+// could cost.
 class SharedMemoryCopy final : public ReferenceCopy {
  public:
-  SharedMemoryCopy(UniqueFd socket, UniqueFd memory, std::uint64_t memory_bytes);
+  SharedMemoryCopy(UniqueFd socket, UniqueFd memory, std::uint64_t memory_bytes, bool streaming);
   ~SharedMemoryCopy() override;
   SharedMemoryCopy(const SharedMemoryCopy&) = delete;
   SharedMemoryCopy& operator=(const SharedMemoryCopy&) = delete;
@@ -45,6 +47,7 @@ class SharedMemoryCopy final : public ReferenceCopy {
   std::byte* at(const ReferenceBlock& block) const;
   void ask();
 
+  void (*copy_)(void* to, const void* from, std::size_t bytes);
   UniqueFd socket_;
   std::uint64_t bytes_;
   std::byte* base_;

@@ -1,24 +1,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from hymcache import _core
-from hymcache.bench.reference import REFERENCE_MEMORY_BYTES, running_echo, running_reference
+from hymcache.bench.reference import (
+    REFERENCE_MEMORY_BYTES,
+    ReferenceKind,
+    running_echo,
+    running_reference,
+)
 from hymcache.errors import ConfigError
 
 BLOCK_BYTES = 64 << 10
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_reference_copy_moves_the_bytes_both_ways(
-    transport: Literal["shm", "tcp"], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["shm", "shm_streaming", "tcp"])
+def test_a_reference_copy_moves_the_bytes_both_ways(kind: ReferenceKind, tmp_path: Path) -> None:
     written = [bytes([i]) * BLOCK_BYTES for i in range(1, 9)]
     offsets = [REFERENCE_MEMORY_BYTES - (8 - i) * BLOCK_BYTES for i in range(8)]
-    with running_reference(transport, tmp_path) as reference:
+    with running_reference(kind, tmp_path) as reference:
         reference.copy.put(offsets, written)
         into = [bytearray(BLOCK_BYTES) for _ in range(8)]
         reference.copy.get(offsets[::-1], into)
