@@ -8,6 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
+# ---- transport ---------------------------------------------------------------------------------
+
+def crc32c(data: Buffer, crc: int = 0) -> int:
+    """The CRC-32C of contiguous `data`, appended to bytes whose checksum is `crc`."""
+
+def copy_implementation() -> str:
+    """How blocks are copied on this CPU: "avx512", "avx2", ..., "memcpy"."""
+
 # ---- kv_manager: the storage node --------------------------------------------------------------
 
 class FileDeviceOptions:
@@ -344,9 +352,9 @@ class FoundRow(TypedDict):
 class MasterServer:
     """A master in a thread of its own.
 
-    `listen` are `host:port` (0: any free port) or `unix:/path`; `mac` computes the HMAC-SHA256
-    of a message under the shared secret. Functions other than start() and stop() raise
-    Unavailable when it does not run.
+    `listen` are `host:port` (0: any free port) or `unix:/path`; with a `secret`, peers must prove
+    that they know it. Functions other than start() and stop() raise Unavailable when it does not
+    run.
     """
 
     def __init__(
@@ -357,7 +365,7 @@ class MasterServer:
         lease_ms: int,
         connections_max: int,
         rows_max: int = ...,
-        mac: Callable[[bytes], bytes] | None = None,
+        secret: bytes = b"",
     ) -> None: ...
     def start(self) -> None:
         """Serves, with an empty index. Raises ConfigError where it cannot listen."""

@@ -13,6 +13,7 @@ void bind_master(py::module_& m);
 void bind_connector(py::module_& m);
 void bind_kv_manager(py::module_& m);
 void bind_lookup(py::module_& m);
+void bind_transport(py::module_& m);
 
 namespace {
 
@@ -63,6 +64,7 @@ PYBIND11_MODULE(_core, m) {
       hymcache::raise_in_python(error);
     }
   });
+  hymcache::bind_transport(m);
   hymcache::bind_kv_manager(m);
   hymcache::bind_lookup(m);
   hymcache::bind_connector(m);
