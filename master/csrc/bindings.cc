@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "master/csrc/master_server.h"
-#include "transport/csrc/python_mac.h"
+#include "transport/csrc/python_callbacks.h"
 
 namespace py = pybind11;
 
@@ -27,14 +27,14 @@ using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 std::unique_ptr<MasterServer, DeleteWithoutGil> make_master(
     const std::vector<std::string>& listen, std::string name, std::uint32_t lease_ms,
-    std::uint32_t connections_max, std::uint32_t rows_max, py::object mac) {
+    std::uint32_t connections_max, std::uint32_t rows_max, const py::bytes& secret) {
   MasterOptions options;
   for (const std::string& text : listen) options.listen.push_back(Endpoint::parse(text));
   options.name = std::move(name);
   options.lease = std::chrono::milliseconds(lease_ms);
   options.connections_max = connections_max;
   options.rows_max = rows_max;
-  options.mac = mac_from_python(std::move(mac));
+  options.mac = mac_function(secret);
   return std::unique_ptr<MasterServer, DeleteWithoutGil>(new MasterServer(std::move(options)));
 }
 
@@ -171,7 +171,7 @@ void bind_master(py::module_& m) {
   py::class_<MasterServer, std::unique_ptr<MasterServer, DeleteWithoutGil>>(m, "MasterServer")
       .def(py::init(&make_master), py::arg("listen"), py::kw_only(), py::arg("name"),
            py::arg("lease_ms"), py::arg("connections_max"),
-           py::arg("rows_max") = MasterOptions::kRowsMaxDefault, py::arg("mac") = py::none())
+           py::arg("rows_max") = MasterOptions::kRowsMaxDefault, py::arg("secret") = py::bytes())
       .def("start", &MasterServer::start, ReleaseGil())
       .def("stop", &MasterServer::stop, ReleaseGil())
       .def("endpoints", &endpoints)
