@@ -1,0 +1,1 @@
+../../hymcache/http_endpoint.py

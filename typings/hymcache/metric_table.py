@@ -1,0 +1,1 @@
+../../hymcache/metric_table.py
