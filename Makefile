@@ -28,8 +28,8 @@ export PYTHON
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-asan test-tsan fuzz lint types build cpp-tests docs format \
-  clean
+.PHONY: help demo test test-fast test-asan test-tsan fuzz lint types build cpp-tests docs proto \
+  format clean
 .DELETE_ON_ERROR:
 # Several of these install into the same environment; the compilers use JOBS.
 .NOTPARALLEL:
@@ -119,8 +119,28 @@ fuzz: $(STAMPS)/system-fuzz $(STAMPS)/package ## Run each fuzz target for FUZZ_S
 
 # --- the rest ----------------------------------------------------------------------------------
 
+# With the oldest releases that the package works with, so that their successors can load it.
+PROTO := hymcache/master/admin.proto
+proto: $(STAMPS)/venv ## Make the Python of the gRPC schema
+	@$(PYTHON) -m venv build/proto
+	@build/proto/bin/pip install -qq grpcio-tools==1.76.0 mypy-protobuf==5.1.0
+	@PATH="$(CURDIR)/build/proto/bin:$$PATH" build/proto/bin/python -m grpc_tools.protoc -I typings \
+	  --python_out=typings --grpc_python_out=typings --mypy_out=typings \
+	  --mypy_grpc_out=typings $(PROTO)
+
 docs: build ## Write the generated part of docs/
 	@$(BIN)/hymcache config reference >docs/configuration.md
+	@$(BIN)/python -P -m hymcache.metrics_reference >docs/metrics.md
+
+# The oldest versions that are supported: what they make is accepted by all later ones.
+PROTO_TOOLS := grpcio-tools==1.76.0 mypy-protobuf==5.1.0
+
+proto: $(STAMPS)/venv ## Write the Python that is made from master/admin.proto
+	@$(PYTHON) -m venv build/proto
+	@build/proto/bin/python -m pip --disable-pip-version-check -qq install $(PROTO_TOOLS)
+	@PATH=build/proto/bin:$$PATH build/proto/bin/python -m grpc_tools.protoc -I typings \
+	  --python_out=typings --mypy_out=quiet:typings \
+	  --grpc_python_out=typings --mypy_grpc_out=quiet:typings hymcache/master/admin.proto
 
 format: $(STAMPS)/package ## Format all sources
 	@$(BIN)/ruff check --quiet --fix

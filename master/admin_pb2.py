@@ -4,15 +4,18 @@
 # source: hymcache/master/admin.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 31, 1, "", "hymcache/master/admin.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'hymcache/master/admin.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -23,57 +26,55 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1bhymcache/master/admin.proto\x12\x0bhymcache.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto"\xff\x02\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x07\x12%\n\x05state\x18\x03 \x01(\x0e\x32\x16.hymcache.v1.NodeState\x12,\n\tstate_age\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x11\n\tconnected\x18\x06 \x01(\x08\x12-\n\nlease_left\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bincarnation\x18\x08 \x01(\x06\x12\x14\n\x0ctcp_endpoint\x18\t \x01(\t\x12\x11\n\tunix_path\x18\n \x01(\t\x12\x0f\n\x07host_id\x18\x0b \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x0c \x01(\x04\x12\x12\n\nused_bytes\x18\r \x01(\x04\x12\x0f\n\x07objects\x18\x0e \x01(\x04\x12\x10\n\x08sessions\x18\x0f \x01(\x04\x12\x16\n\x0eobjects_listed\x18\x10 \x01(\x04"\x12\n\x10GetStatusRequest"\x91\x03\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x11\n\tendpoints\x18\x04 \x03(\t\x12(\n\x05lease\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bnodes_alive\x18\x06 \x01(\x04\x12\x12\n\nnodes_lost\x18\x07 \x01(\x04\x12\x16\n\x0eobjects_listed\x18\x08 \x01(\x04\x12\x12\n\nindex_rows\x18\t \x01(\x04\x12\x16\n\x0eindex_rows_max\x18\n \x01(\x04\x12\x13\n\x0bindex_bytes\x18\x0b \x01(\x04\x12\x13\n\x0b\x63onnections\x18\x0c \x01(\x04\x12\x0f\n\x07lookups\x18\r \x01(\x04\x12\x13\n\x0blookup_keys\x18\x0e \x01(\x04\x12\x13\n\x0blookup_hits\x18\x0f \x01(\x04\x12\x17\n\x0fprotocol_errors\x18\x10 \x01(\x04"\x12\n\x10ListNodesRequest"5\n\x11ListNodesResponse\x12 \n\x05nodes\x18\x01 \x03(\x0b\x32\x11.hymcache.v1.Node"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t"2\n\x0fGetNodeResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.hymcache.v1.Node"\x13\n\x11WatchNodesRequest"\xcd\x01\n\x12WatchNodesResponse\x12\x32\n\x04kind\x18\x01 \x01(\x0e\x32$.hymcache.v1.WatchNodesResponse.Kind\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.hymcache.v1.Node"b\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_ADDED\x10\x01\x12\x10\n\x0cKIND_CHANGED\x10\x02\x12\x10\n\x0cKIND_REMOVED\x10\x03\x12\x10\n\x0cKIND_CURRENT\x10\x04" \n\x10\x44rainNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t"4\n\x11\x44rainNodeResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.hymcache.v1.Node""\n\x12UndrainNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t"6\n\x13UndrainNodeResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.hymcache.v1.Node"!\n\x11\x46orgetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t"\x14\n\x12\x46orgetNodeResponse"\x1d\n\rLookupRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c"\xab\x02\n\x0eLookupResponse\x12\x30\n\x05\x66ound\x18\x01 \x03(\x0b\x32!.hymcache.v1.LookupResponse.Found\x1a\xa1\x01\n\x03Row\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\r\n\x05shown\x18\x02 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x04 \x01(\x04\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x1d\n\x15namespace_fingerprint\x18\x06 \x01(\x06\x12\x13\n\x06\x63rc32c\x18\x07 \x01(\x07H\x00\x88\x01\x01\x42\t\n\x07_crc32c\x1a\x43\n\x05\x46ound\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12-\n\x04rows\x18\x02 \x03(\x0b\x32\x1f.hymcache.v1.LookupResponse.Row*k\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10NODE_STATE_ALIVE\x10\x01\x12\x17\n\x13NODE_STATE_DRAINING\x10\x02\x12\x13\n\x0fNODE_STATE_LOST\x10\x03\x32\xe6\x04\n\x05\x41\x64min\x12J\n\tGetStatus\x12\x1d.hymcache.v1.GetStatusRequest\x1a\x1e.hymcache.v1.GetStatusResponse\x12J\n\tListNodes\x12\x1d.hymcache.v1.ListNodesRequest\x1a\x1e.hymcache.v1.ListNodesResponse\x12\x44\n\x07GetNode\x12\x1b.hymcache.v1.GetNodeRequest\x1a\x1c.hymcache.v1.GetNodeResponse\x12O\n\nWatchNodes\x12\x1e.hymcache.v1.WatchNodesRequest\x1a\x1f.hymcache.v1.WatchNodesResponse0\x01\x12J\n\tDrainNode\x12\x1d.hymcache.v1.DrainNodeRequest\x1a\x1e.hymcache.v1.DrainNodeResponse\x12P\n\x0bUndrainNode\x12\x1f.hymcache.v1.UndrainNodeRequest\x1a .hymcache.v1.UndrainNodeResponse\x12M\n\nForgetNode\x12\x1e.hymcache.v1.ForgetNodeRequest\x1a\x1f.hymcache.v1.ForgetNodeResponse\x12\x41\n\x06Lookup\x12\x1a.hymcache.v1.LookupRequest\x1a\x1b.hymcache.v1.LookupResponseb\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bhymcache/master/admin.proto\x12\x0bhymcache.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xff\x02\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x07\x12%\n\x05state\x18\x03 \x01(\x0e\x32\x16.hymcache.v1.NodeState\x12,\n\tstate_age\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x11\n\tconnected\x18\x06 \x01(\x08\x12-\n\nlease_left\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bincarnation\x18\x08 \x01(\x06\x12\x14\n\x0ctcp_endpoint\x18\t \x01(\t\x12\x11\n\tunix_path\x18\n \x01(\t\x12\x0f\n\x07host_id\x18\x0b \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x0c \x01(\x04\x12\x12\n\nused_bytes\x18\r \x01(\x04\x12\x0f\n\x07objects\x18\x0e \x01(\x04\x12\x10\n\x08sessions\x18\x0f \x01(\x04\x12\x16\n\x0eobjects_listed\x18\x10 \x01(\x04\"\x12\n\x10GetStatusRequest\"\x91\x03\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x11\n\tendpoints\x18\x04 \x03(\t\x12(\n\x05lease\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bnodes_alive\x18\x06 \x01(\x04\x12\x12\n\nnodes_lost\x18\x07 \x01(\x04\x12\x16\n\x0eobjects_listed\x18\x08 \x01(\x04\x12\x12\n\nindex_rows\x18\t \x01(\x04\x12\x16\n\x0eindex_rows_max\x18\n \x01(\x04\x12\x13\n\x0bindex_bytes\x18\x0b \x01(\x04\x12\x13\n\x0b\x63onnections\x18\x0c \x01(\x04\x12\x0f\n\x07lookups\x18\r \x01(\x04\x12\x13\n\x0blookup_keys\x18\x0e \x01(\x04\x12\x13\n\x0blookup_hits\x18\x0f \x01(\x04\x12\x17\n\x0fprotocol_errors\x18\x10 \x01(\x04\"\x12\n\x10ListNodesRequest\"5\n\x11ListNodesResponse\x12 \n\x05nodes\x18\x01 \x03(\x0b\x32\x11.hymcache.v1.Node\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"2\n\x0fGetNodeResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.hymcache.v1.Node\"\x13\n\x11WatchNodesRequest\"\xcd\x01\n\x12WatchNodesResponse\x12\x32\n\x04kind\x18\x01 \x01(\x0e\x32$.hymcache.v1.WatchNodesResponse.Kind\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.hymcache.v1.Node\"b\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_ADDED\x10\x01\x12\x10\n\x0cKIND_CHANGED\x10\x02\x12\x10\n\x0cKIND_REMOVED\x10\x03\x12\x10\n\x0cKIND_CURRENT\x10\x04\" \n\x10\x44rainNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"4\n\x11\x44rainNodeResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.hymcache.v1.Node\"\"\n\x12UndrainNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x13UndrainNodeResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.hymcache.v1.Node\"!\n\x11\x46orgetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x14\n\x12\x46orgetNodeResponse\"\x1d\n\rLookupRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"\xab\x02\n\x0eLookupResponse\x12\x30\n\x05\x66ound\x18\x01 \x03(\x0b\x32!.hymcache.v1.LookupResponse.Found\x1a\xa1\x01\n\x03Row\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\r\n\x05shown\x18\x02 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x04 \x01(\x04\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x1d\n\x15namespace_fingerprint\x18\x06 \x01(\x06\x12\x13\n\x06\x63rc32c\x18\x07 \x01(\x07H\x00\x88\x01\x01\x42\t\n\x07_crc32c\x1a\x43\n\x05\x46ound\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12-\n\x04rows\x18\x02 \x03(\x0b\x32\x1f.hymcache.v1.LookupResponse.Row*k\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10NODE_STATE_ALIVE\x10\x01\x12\x17\n\x13NODE_STATE_DRAINING\x10\x02\x12\x13\n\x0fNODE_STATE_LOST\x10\x03\x32\xe6\x04\n\x05\x41\x64min\x12J\n\tGetStatus\x12\x1d.hymcache.v1.GetStatusRequest\x1a\x1e.hymcache.v1.GetStatusResponse\x12J\n\tListNodes\x12\x1d.hymcache.v1.ListNodesRequest\x1a\x1e.hymcache.v1.ListNodesResponse\x12\x44\n\x07GetNode\x12\x1b.hymcache.v1.GetNodeRequest\x1a\x1c.hymcache.v1.GetNodeResponse\x12O\n\nWatchNodes\x12\x1e.hymcache.v1.WatchNodesRequest\x1a\x1f.hymcache.v1.WatchNodesResponse0\x01\x12J\n\tDrainNode\x12\x1d.hymcache.v1.DrainNodeRequest\x1a\x1e.hymcache.v1.DrainNodeResponse\x12P\n\x0bUndrainNode\x12\x1f.hymcache.v1.UndrainNodeRequest\x1a .hymcache.v1.UndrainNodeResponse\x12M\n\nForgetNode\x12\x1e.hymcache.v1.ForgetNodeRequest\x1a\x1f.hymcache.v1.ForgetNodeResponse\x12\x41\n\x06Lookup\x12\x1a.hymcache.v1.LookupRequest\x1a\x1b.hymcache.v1.LookupResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "hymcache.master.admin_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hymcache.master.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_NODESTATE"]._serialized_start = 1877
-    _globals["_NODESTATE"]._serialized_end = 1984
-    _globals["_NODE"]._serialized_start = 110
-    _globals["_NODE"]._serialized_end = 493
-    _globals["_GETSTATUSREQUEST"]._serialized_start = 495
-    _globals["_GETSTATUSREQUEST"]._serialized_end = 513
-    _globals["_GETSTATUSRESPONSE"]._serialized_start = 516
-    _globals["_GETSTATUSRESPONSE"]._serialized_end = 917
-    _globals["_LISTNODESREQUEST"]._serialized_start = 919
-    _globals["_LISTNODESREQUEST"]._serialized_end = 937
-    _globals["_LISTNODESRESPONSE"]._serialized_start = 939
-    _globals["_LISTNODESRESPONSE"]._serialized_end = 992
-    _globals["_GETNODEREQUEST"]._serialized_start = 994
-    _globals["_GETNODEREQUEST"]._serialized_end = 1024
-    _globals["_GETNODERESPONSE"]._serialized_start = 1026
-    _globals["_GETNODERESPONSE"]._serialized_end = 1076
-    _globals["_WATCHNODESREQUEST"]._serialized_start = 1078
-    _globals["_WATCHNODESREQUEST"]._serialized_end = 1097
-    _globals["_WATCHNODESRESPONSE"]._serialized_start = 1100
-    _globals["_WATCHNODESRESPONSE"]._serialized_end = 1305
-    _globals["_WATCHNODESRESPONSE_KIND"]._serialized_start = 1207
-    _globals["_WATCHNODESRESPONSE_KIND"]._serialized_end = 1305
-    _globals["_DRAINNODEREQUEST"]._serialized_start = 1307
-    _globals["_DRAINNODEREQUEST"]._serialized_end = 1339
-    _globals["_DRAINNODERESPONSE"]._serialized_start = 1341
-    _globals["_DRAINNODERESPONSE"]._serialized_end = 1393
-    _globals["_UNDRAINNODEREQUEST"]._serialized_start = 1395
-    _globals["_UNDRAINNODEREQUEST"]._serialized_end = 1429
-    _globals["_UNDRAINNODERESPONSE"]._serialized_start = 1431
-    _globals["_UNDRAINNODERESPONSE"]._serialized_end = 1485
-    _globals["_FORGETNODEREQUEST"]._serialized_start = 1487
-    _globals["_FORGETNODEREQUEST"]._serialized_end = 1520
-    _globals["_FORGETNODERESPONSE"]._serialized_start = 1522
-    _globals["_FORGETNODERESPONSE"]._serialized_end = 1542
-    _globals["_LOOKUPREQUEST"]._serialized_start = 1544
-    _globals["_LOOKUPREQUEST"]._serialized_end = 1573
-    _globals["_LOOKUPRESPONSE"]._serialized_start = 1576
-    _globals["_LOOKUPRESPONSE"]._serialized_end = 1875
-    _globals["_LOOKUPRESPONSE_ROW"]._serialized_start = 1645
-    _globals["_LOOKUPRESPONSE_ROW"]._serialized_end = 1806
-    _globals["_LOOKUPRESPONSE_FOUND"]._serialized_start = 1808
-    _globals["_LOOKUPRESPONSE_FOUND"]._serialized_end = 1875
-    _globals["_ADMIN"]._serialized_start = 1987
-    _globals["_ADMIN"]._serialized_end = 2601
+  DESCRIPTOR._loaded_options = None
+  _globals['_NODESTATE']._serialized_start=1877
+  _globals['_NODESTATE']._serialized_end=1984
+  _globals['_NODE']._serialized_start=110
+  _globals['_NODE']._serialized_end=493
+  _globals['_GETSTATUSREQUEST']._serialized_start=495
+  _globals['_GETSTATUSREQUEST']._serialized_end=513
+  _globals['_GETSTATUSRESPONSE']._serialized_start=516
+  _globals['_GETSTATUSRESPONSE']._serialized_end=917
+  _globals['_LISTNODESREQUEST']._serialized_start=919
+  _globals['_LISTNODESREQUEST']._serialized_end=937
+  _globals['_LISTNODESRESPONSE']._serialized_start=939
+  _globals['_LISTNODESRESPONSE']._serialized_end=992
+  _globals['_GETNODEREQUEST']._serialized_start=994
+  _globals['_GETNODEREQUEST']._serialized_end=1024
+  _globals['_GETNODERESPONSE']._serialized_start=1026
+  _globals['_GETNODERESPONSE']._serialized_end=1076
+  _globals['_WATCHNODESREQUEST']._serialized_start=1078
+  _globals['_WATCHNODESREQUEST']._serialized_end=1097
+  _globals['_WATCHNODESRESPONSE']._serialized_start=1100
+  _globals['_WATCHNODESRESPONSE']._serialized_end=1305
+  _globals['_WATCHNODESRESPONSE_KIND']._serialized_start=1207
+  _globals['_WATCHNODESRESPONSE_KIND']._serialized_end=1305
+  _globals['_DRAINNODEREQUEST']._serialized_start=1307
+  _globals['_DRAINNODEREQUEST']._serialized_end=1339
+  _globals['_DRAINNODERESPONSE']._serialized_start=1341
+  _globals['_DRAINNODERESPONSE']._serialized_end=1393
+  _globals['_UNDRAINNODEREQUEST']._serialized_start=1395
+  _globals['_UNDRAINNODEREQUEST']._serialized_end=1429
+  _globals['_UNDRAINNODERESPONSE']._serialized_start=1431
+  _globals['_UNDRAINNODERESPONSE']._serialized_end=1485
+  _globals['_FORGETNODEREQUEST']._serialized_start=1487
+  _globals['_FORGETNODEREQUEST']._serialized_end=1520
+  _globals['_FORGETNODERESPONSE']._serialized_start=1522
+  _globals['_FORGETNODERESPONSE']._serialized_end=1542
+  _globals['_LOOKUPREQUEST']._serialized_start=1544
+  _globals['_LOOKUPREQUEST']._serialized_end=1573
+  _globals['_LOOKUPRESPONSE']._serialized_start=1576
+  _globals['_LOOKUPRESPONSE']._serialized_end=1875
+  _globals['_LOOKUPRESPONSE_ROW']._serialized_start=1645
+  _globals['_LOOKUPRESPONSE_ROW']._serialized_end=1806
+  _globals['_LOOKUPRESPONSE_FOUND']._serialized_start=1808
+  _globals['_LOOKUPRESPONSE_FOUND']._serialized_end=1875
+  _globals['_ADMIN']._serialized_start=1987
+  _globals['_ADMIN']._serialized_end=2601
 # @@protoc_insertion_point(module_scope)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from hymcache._core import MasterServer
 from hymcache.config import Config
+from hymcache.descriptor_limit import ensure_descriptors
 from hymcache.errors import Unavailable
 from hymcache.http_endpoint import HttpEndpoint, make_http_app
 from hymcache.master.admin_endpoint import AdminEndpoint
@@ -23,6 +24,9 @@ from hymcache.metric_table import TableCollector, make_registry
 
 if TYPE_CHECKING:
     from hymcache._core import MasterStats
+
+# For gRPC, HTTP, and whatever else the process has open.
+_DESCRIPTORS_BESIDE: Final = 256
 
 logger = logging.getLogger("hymcache.master")
 
@@ -51,6 +55,7 @@ class MasterService:
 
     def start(self) -> None:
         """Serves when it returns. Raises ConfigError where it cannot listen."""
+        ensure_descriptors(self._config.master.connections_max + _DESCRIPTORS_BESIDE)
         with ExitStack() as stack:
             self._master.start()
             # Stopped in reverse order: what asks the master first.

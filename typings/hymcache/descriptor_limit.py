@@ -1,0 +1,1 @@
+../../hymcache/descriptor_limit.py

@@ -1,0 +1,1 @@
+../../hymcache/metrics_reference.py
