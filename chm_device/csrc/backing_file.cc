@@ -150,7 +150,8 @@ void BackingFile::lock(const std::string& path) {
 
 void BackingFile::choose_direct(const BackingFileOptions& options) {
   struct statfs status{};
-  const bool is_memory = ::fstatfs(fd_.get(), &status) == 0 &&
+  // Of a block device it would be asked of /dev.
+  const bool is_memory = !is_block_device_ && ::fstatfs(fd_.get(), &status) == 0 &&
                          (status.f_type == TMPFS_MAGIC || status.f_type == RAMFS_MAGIC);
   if (is_direct_ && is_memory) {
     // Newer kernels accept the flag there, and copy all the same.

@@ -70,8 +70,8 @@ class FileDevice final : public Device {
   void wake();
 
   const FileDeviceOptions options_;
+  Arena arena_;  // before the file: a size of memory that cannot be leaves no file behind
   BackingFile file_;
-  Arena arena_;
   LogSpace log_;
   SlotTable slots_;
   SlotList waiting_;  // reads, first come first served
@@ -94,10 +94,10 @@ class FileDevice final : public Device {
 
 FileDevice::FileDevice(const FileDeviceOptions& options)
     : options_(options),
-      file_({options.path, options.capacity_bytes, options.preallocate, options.log}),
       arena_(options.staging_bytes, options.write_buffer_bytes,
              SlotTable::slots_for(options.staging_bytes) +
                  SlotTable::slots_for(options.write_buffer_bytes)),
+      file_({options.path, options.capacity_bytes, options.preallocate, options.log}),
       log_(options.capacity_bytes, options.segment_bytes),
       slots_(arena_, options.staging_bytes, options.write_buffer_bytes),
       waiting_(slots_.make_list()),

@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <linux/loop.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -209,6 +211,57 @@ TEST_CASE("backing file: an empty or blank file is taken") {
   {
     const BackingFile file(attempt.options(folder.file("blank")));
   }
+}
+
+// A block device on a file, where the tests may make one.
+class LoopDevice {
+ public:
+  explicit LoopDevice(const std::string& file) {
+    const UniqueFd control(::open("/dev/loop-control", O_RDWR | O_CLOEXEC));
+    const int number = control ? ::ioctl(control.get(), LOOP_CTL_GET_FREE) : -1;
+    if (number < 0) return;
+    const std::string path = "/dev/loop" + std::to_string(number);
+    const UniqueFd backing(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+    fd_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (fd_ && ::ioctl(fd_.get(), LOOP_SET_FD, backing.get()) == 0) path_ = path;
+  }
+  ~LoopDevice() {
+    if (!path_.empty()) ::ioctl(fd_.get(), LOOP_CLR_FD);
+  }
+  LoopDevice(const LoopDevice&) = delete;
+  LoopDevice& operator=(const LoopDevice&) = delete;
+
+  const std::string& path() const { return path_; }  // empty: there is none
+
+ private:
+  UniqueFd fd_;
+  std::string path_;
+};
+
+TEST_CASE("backing file: a block device, of its own size, for one node") {
+  const testing::ScratchFolder folder;
+  std::ofstream(folder.file("image")).flush();
+  fs::resize_file(folder.file("image"), 4 << 20);
+  const LoopDevice loop(folder.file("image"));
+  if (loop.path().empty()) {
+    MESSAGE("left out: no loop device can be had");
+    return;
+  }
+  Attempt attempt;
+  const std::uint64_t room = (4 << 20) - BackingFile::kDataOffset;
+  const Refusal too_small = refusal(attempt.options(loop.path(), room + 4096));
+  CHECK(too_small.error_number == ENOSPC);
+  CHECK(says(too_small, "which has room for " + std::to_string(room) + " bytes"));
+  {
+    const BackingFile first(attempt.options(loop.path(), room));
+    CHECK(first.is_block_device());
+    CHECK(first.is_direct());
+    CHECK(refusal(attempt.options(loop.path(), room)).error_number == EBUSY);
+  }
+  {
+    const BackingFile again(attempt.options(loop.path(), room));
+  }
+  CHECK(attempt.log.empty());
 }
 
 TEST_CASE("backing file: more than the disk has is refused, and nothing is left behind") {

@@ -157,7 +157,6 @@ TEST_CASE("extents: mixed block sizes, oldest released first, leave a window wel
     }
     held.push_back(*extent);
   }
-  MESSAGE("least use while full: " << used_least);
   CHECK(used_least > 0.75);
 }
 
