@@ -13,9 +13,11 @@ namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(50);
 constexpr std::uint64_t kTicksPerSecond = 20;
-// Reads go before flushes, but not for ever: a turn at least so often, and always when the write
-// buffer is more than half full.
-constexpr auto kFlushPatience = std::chrono::milliseconds(200);
+// Flushes wait for a quiet moment: no read under way, and the writers done with what they write
+// now, so that the log grows in large batches. They do not wait for ever, and not at all once the
+// write buffer is half full.
+constexpr auto kQuiet = std::chrono::milliseconds(50);
+constexpr auto kFlushPatience = std::chrono::seconds(1);
 
 std::uint64_t nanoseconds_since_epoch() {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -285,6 +287,7 @@ void StorageNode::on_commit(FrameServer::Peer& peer, const wire::Header& header,
                                  writes_by_itself));
   }
   peer.reply(header, scratch_.bytes());
+  last_commit_ = loop_.now();
   drive_device();
 }
 
@@ -297,8 +300,8 @@ void StorageNode::on_peer_gone(FrameServer::Peer& peer) {
 bool StorageNode::may_flush() {
   const DeviceStats device = device_->stats();
   const TimePoint now = loop_.now();
-  const bool allowed = device.reads_in_flight == 0 ||
-                       device.write_buffer_used_bytes * 2 > device.write_buffer_bytes ||
+  const bool quiet = device.reads_in_flight == 0 && now - last_commit_ >= kQuiet;
+  const bool allowed = quiet || device.write_buffer_used_bytes * 2 > device.write_buffer_bytes ||
                        now - last_flush_turn_ > kFlushPatience;
   if (allowed) last_flush_turn_ = now;
   return allowed;

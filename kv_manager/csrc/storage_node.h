@@ -98,6 +98,7 @@ class StorageNode : private FrameServer::Handler {
   bool drive_scheduled_ = false;
   bool drain_by_admin_ = false;
   TimePoint last_flush_turn_{};
+  TimePoint last_commit_{};
   EventLoop::TimerId tick_;
   std::uint64_t ticks_ = 0;
   std::uint64_t reports_ = 0;

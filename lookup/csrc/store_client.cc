@@ -133,7 +133,9 @@ void StoreClient::start_prefetch(ReadPlan& plan, std::size_t from, TimePoint dea
       session = &plan.sessions.back();
     }
     try {
-      cluster_.borrow_node(node, deadline)->prefetch(session->id, rows, kSessionLeaseMs, deadline);
+      Cluster::NodeLoan channel = cluster_.borrow_node(node, deadline);
+      channel->prefetch(session->id, rows, kSessionLeaseMs);
+      channel->flush(deadline);
     } catch (const Error&) {
       // Not needed for the answer: whoever reads will open a session, or find the node gone.
       std::erase_if(plan.sessions, [id = node](const auto& s) { return s.node == id; });
@@ -145,7 +147,9 @@ void StoreClient::abandon(const ReadPlan& plan) noexcept {
   const TimePoint deadline = Clock::now() + kAbandonTimeout;
   for (const ReadPlan::Session& session : plan.sessions) {
     try {
-      cluster_.borrow_node(session.node, deadline)->end(session.id, deadline);
+      Cluster::NodeLoan channel = cluster_.borrow_node(session.node, deadline);
+      channel->end(session.id);
+      channel->flush(deadline);
     } catch (const std::exception&) {
       // The node is gone, or its lease will see to it.
     }
@@ -159,7 +163,8 @@ struct StoreClient::NodeRows {
   std::vector<std::uint32_t> lengths;   // of those rows
   std::vector<wire::PrefetchRow> all;   // the same rows as a session is told
   std::uint32_t skipped = 0;            // rows of the session before the first that is read
-  const wire::SessionId* session = nullptr;
+  const wire::SessionId* session = nullptr;  // opened by whoever made the plan
+  bool ended = false;                        // that session is
 };
 
 const char* StoreClient::read(const ReadPlan& plan, std::uint32_t first, const BlockPlaces& places,
@@ -168,8 +173,8 @@ const char* StoreClient::read(const ReadPlan& plan, std::uint32_t first, const B
   std::fill(statuses.begin(), statuses.end(), BlockStatus::kMiss);
   const char* transport = "";
   std::uint64_t bytes = 0;
+  std::vector<NodeRows> nodes;
   try {
-    std::vector<NodeRows> nodes;
     const auto node_rows = [&](NodeId id) -> NodeRows& {
       for (NodeRows& node : nodes) {
         if (node.node == id) return node;
@@ -210,7 +215,13 @@ const char* StoreClient::read(const ReadPlan& plan, std::uint32_t first, const B
   } catch (const std::exception&) {
     // Out of memory: what has no good status by now was not read.
   }
-  abandon(plan);
+  ReadPlan rest{.rows = {}, .sessions = plan.sessions};
+  std::erase_if(rest.sessions, [&](const ReadPlan::Session& session) {
+    return std::any_of(nodes.begin(), nodes.end(), [&](const NodeRows& node) {
+      return node.node == session.node && node.ended;
+    });
+  });
+  abandon(rest);
   count(transport, true, bytes, statuses);
   return transport;
 }
@@ -236,12 +247,12 @@ const char* StoreClient::read_from_node(NodeRows& node, const BlockPlaces& place
       own = random_nonce();
       session = &own;
       base = 0;
-      channel->prefetch(own, node.all, kSessionLeaseMs, deadline);
+      channel->prefetch(own, node.all, kSessionLeaseMs);
     };
     if (session == nullptr) {
       open();
     } else if (base > 0) {
-      channel->release(*session, 0, base, deadline);
+      channel->release(*session, 0, base);
     }
     std::size_t session_start = 0;  // rows before it belong to an earlier session
     while (done < node.rows.size()) {
@@ -267,7 +278,11 @@ const char* StoreClient::read_from_node(NodeRows& node, const BlockPlaces& place
       }
       for (std::uint32_t i = 0; i < count; ++i) statuses[node.rows[done++]] = some[i];
     }
-    if (session == &own && channel->channel().open()) channel->end(own, deadline);
+    if (channel->channel().open()) {
+      channel->end(*session);
+      channel->flush(deadline);
+      node.ended = session == node.session;
+    }
   } catch (const Error& error) {
     return finish(error.kind() == ErrorKind::kProtocol ? BlockStatus::kUnavailable
                                                        : failure_status(deadline));

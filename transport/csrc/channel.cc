@@ -64,7 +64,7 @@ void Channel::shake_hands(const Identity& identity, wire::Role expected, TimePoi
 }
 
 bool Channel::stale() const noexcept {
-  if (!fd_ || begin_ != end_) return true;
+  if (!fd_ || begin_ != end_ || !posted_.empty()) return true;
   pollfd waiting{.fd = fd_.get(), .events = POLLIN, .revents = 0};
   return ::poll(&waiting, 1, 0) != 0;
 }
@@ -127,7 +127,21 @@ void Channel::throw_last_words(TimePoint deadline) {
   wire::throw_error(error);
 }
 
+void Channel::post(wire::Type type, wire::Bytes head, wire::Bytes tail) {
+  const wire::Header header = wire::make_header(type, 0, next_request_id_++, head, tail, 0);
+  for (const wire::Bytes piece : {wire::as_bytes(header), head, tail}) {
+    posted_.insert(posted_.end(), piece.begin(), piece.end());
+  }
+}
+
+void Channel::flush(TimePoint deadline) {
+  if (posted_.empty()) return;
+  parts_.clear();
+  send_parts(deadline);
+}
+
 void Channel::send_parts(TimePoint deadline) {
+  if (!posted_.empty()) parts_.insert(parts_.begin(), to_iovec(posted_));
   // A UNIX socket starts its time-out anew for every piece that it takes, so time is kept here.
   const int flags = MSG_NOSIGNAL | (endpoint_.is_unix ? MSG_DONTWAIT : 0);
   for (std::size_t next = 0; next < parts_.size();) {
@@ -145,6 +159,7 @@ void Channel::send_parts(TimePoint deadline) {
     }
     next = advance(parts_, next, static_cast<std::size_t>(n));
   }
+  posted_.clear();
 }
 
 std::uint32_t Channel::send(wire::Type type, wire::Bytes head, wire::Bytes tail, TimePoint deadline,

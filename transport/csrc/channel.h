@@ -39,6 +39,10 @@ class Channel {
   // Sends a frame; returns its request id. `bulk` is sent from where it lies.
   std::uint32_t send(wire::Type type, wire::Bytes head, wire::Bytes tail, TimePoint deadline,
                      std::span<const iovec> bulk = {});
+  // Queues a message that has no response; it leaves with the next frame, or with flush(). What
+  // belongs together then costs one system call, and the peer one wake-up.
+  void post(wire::Type type, wire::Bytes head, wire::Bytes tail);
+  void flush(TimePoint deadline);
   // As send(), but announces `bulk_bytes` that the caller then gives to send_bulk() piece by piece.
   std::uint32_t begin_bulk(wire::Type type, wire::Bytes head, wire::Bytes tail,
                            std::uint64_t bulk_bytes, TimePoint deadline);
@@ -76,6 +80,7 @@ class Channel {
   std::vector<std::byte> buffer_;
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
+  std::vector<std::byte> posted_;
   std::vector<iovec> parts_;  // kept between calls, which then allocate nothing
   std::int64_t timeout_us_[2] = {-1, -1};
 };

@@ -90,31 +90,31 @@ void NodeChannel::fail_protocol(const std::string& message) {
 }
 
 void NodeChannel::prefetch(const wire::SessionId& session, std::span<const wire::PrefetchRow> rows,
-                           std::uint32_t lease_ms, TimePoint deadline) {
+                           std::uint32_t lease_ms) {
   while (!rows.empty()) {
     const auto batch = rows.first(std::min<std::size_t>(rows.size(), wire::kPrefetchRowsMax));
     const wire::PrefetchRequest head{.session = session,
                                      .lease_ms = lease_ms,
                                      .count = static_cast<std::uint32_t>(batch.size())};
-    channel_->send(wire::Type::kPrefetch, wire::as_bytes(head), std::as_bytes(batch), deadline);
+    channel_->post(wire::Type::kPrefetch, wire::as_bytes(head), std::as_bytes(batch));
     rows = rows.subspan(batch.size());
   }
 }
 
-void NodeChannel::release(const wire::SessionId& session, std::uint32_t first, std::uint32_t count,
-                          TimePoint deadline) {
+void NodeChannel::release(const wire::SessionId& session, std::uint32_t first,
+                          std::uint32_t count) {
   const wire::ReleaseRequest request{.session = session, .first = first, .count = count};
-  channel_->send(wire::Type::kRelease, wire::as_bytes(request), {}, deadline);
+  channel_->post(wire::Type::kRelease, wire::as_bytes(request), {});
 }
 
-void NodeChannel::end(const wire::SessionId& session, TimePoint deadline) {
+void NodeChannel::end(const wire::SessionId& session) {
   const wire::EndRequest request{.session = session};
-  channel_->send(wire::Type::kEnd, wire::as_bytes(request), {}, deadline);
+  channel_->post(wire::Type::kEnd, wire::as_bytes(request), {});
 }
 
-void NodeChannel::report(const wire::SessionId& session, std::uint32_t index, TimePoint deadline) {
+void NodeChannel::report(const wire::SessionId& session, std::uint32_t index) {
   const wire::ReportRequest request{.session = session, .index = index};
-  channel_->send(wire::Type::kReport, wire::as_bytes(request), {}, deadline);
+  channel_->post(wire::Type::kReport, wire::as_bytes(request), {});
 }
 
 NodeChannel::Settled NodeChannel::wait(const wire::SessionId& session, std::uint32_t first,
@@ -285,7 +285,7 @@ std::uint32_t TcpNodeChannel::read(const wire::SessionId& session, std::uint32_t
     statuses[i] = !checksum || crc == row.crc32c ? BlockStatus::kOk : BlockStatus::kCorrupt;
   }
   for (std::uint32_t i = 0; i < settled.rows.size(); ++i) {
-    if (statuses[i] == BlockStatus::kCorrupt) report(session, first + i, deadline);
+    if (statuses[i] == BlockStatus::kCorrupt) report(session, first + i);
   }
   return static_cast<std::uint32_t>(settled.rows.size());
 }
@@ -358,18 +358,18 @@ std::uint32_t ShmNodeChannel::read(const wire::SessionId& session, std::uint32_t
     const wire::WaitRow& row = settled.rows[i];
     if (is_cancelled(options)) {
       std::fill(statuses.begin() + i, statuses.end(), BlockStatus::kCancelled);
-      release(session, first, count, deadline);
+      release(session, first, count);
       return static_cast<std::uint32_t>(statuses.size());
     }
     if (row.state == wire::BlockState::kReady) {
       statuses[i] = copy_block(row, places(i), options);
-      if (statuses[i] == BlockStatus::kCorrupt) report(session, first + i, deadline);
+      if (statuses[i] == BlockStatus::kCorrupt) report(session, first + i);
     } else {
       statuses[i] = row.state == wire::BlockState::kMiss ? BlockStatus::kMiss
                                                          : BlockStatus::kDeviceError;
     }
   }
-  release(session, first, count, deadline);
+  release(session, first, count);
   return count;
 }
 

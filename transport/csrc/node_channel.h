@@ -39,15 +39,16 @@ class NodeChannel {
 
   Channel& channel() noexcept { return *channel_; }
 
+  // These have no response. They leave with the next call that has one, or with flush().
   void prefetch(const wire::SessionId& session, std::span<const wire::PrefetchRow> rows,
-                std::uint32_t lease_ms, TimePoint deadline);
-  void release(const wire::SessionId& session, std::uint32_t first, std::uint32_t count,
-               TimePoint deadline);
-  void end(const wire::SessionId& session, TimePoint deadline);
+                std::uint32_t lease_ms);
+  void release(const wire::SessionId& session, std::uint32_t first, std::uint32_t count);
+  void end(const wire::SessionId& session);
+  void flush(TimePoint deadline) { channel_->flush(deadline); }
 
   // Waits until block `first` of the session is settled, then reads it and those after it that are
-  // settled too, up to statuses.size(), and releases them. lengths[i] and places(i) are for block
-  // first + i.
+  // settled too, up to statuses.size(), and posts their release. lengths[i] and places(i) are for
+  // block first + i.
   // Returns how many have a status now: at least 1, or 0 if the session is not known to the node.
   // Throws Unavailable (the connection is closed then, and nothing more is written to the places).
   virtual std::uint32_t read(const wire::SessionId& session, std::uint32_t first,
@@ -83,7 +84,7 @@ class NodeChannel {
   // One WAIT. Checks the answer against what was asked.
   Settled wait(const wire::SessionId& session, std::uint32_t first,
                std::span<const std::uint32_t> lengths, std::uint32_t flags, TimePoint deadline);
-  void report(const wire::SessionId& session, std::uint32_t index, TimePoint deadline);
+  void report(const wire::SessionId& session, std::uint32_t index);
   [[noreturn]] void fail_protocol(const std::string& message);
 
   std::unique_ptr<Channel> channel_;

@@ -3,9 +3,15 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+
+#ifndef MADV_POPULATE_READ  // Linux 5.14; older kernels refuse it, and pages come when touched
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace hymcache {
 
@@ -31,10 +37,32 @@ RegionMapping::RegionMapping(UniqueFd fd, const wire::AttachReply& attach)
     throw Error(ErrorKind::kUnavailable,
                 std::string("cannot map the node's write buffer: ") + std::strerror(error), error);
   }
+  // Hints. A huge page is mapped by one fault instead of 512, each of which costs as much as
+  // copying the small page it brings.
+  ::madvise(base_, bytes_, MADV_HUGEPAGE);
   ::madvise(base_, bytes_, MADV_DONTFORK);
+  populating_ = std::thread([this] { populate(); });
 }
 
-RegionMapping::~RegionMapping() { ::munmap(base_, bytes_); }
+// Where the system gives no huge pages the first touch of each small page costs several times its
+// copy. The node holds the pages anyway: mapping them takes a fraction of a second for each GiB,
+// in the background, once in the life of a client. A page not yet mapped is mapped when touched.
+void RegionMapping::populate() noexcept {
+  constexpr std::uint64_t kStepBytes = 16u << 20;
+  for (std::uint64_t at = 0; at < bytes_; at += kStepBytes) {
+    if (stopping_.load(std::memory_order_relaxed)) return;
+    const std::uint64_t end = std::min(bytes_, at + kStepBytes);
+    const std::uint64_t split = std::clamp(read_write_offset_, at, end);
+    if (split > at) ::madvise(base_ + at, split - at, MADV_POPULATE_READ);
+    if (end > split) ::madvise(base_ + split, end - split, MADV_POPULATE_WRITE);
+  }
+}
+
+RegionMapping::~RegionMapping() {
+  stopping_.store(true, std::memory_order_relaxed);
+  populating_.join();
+  ::munmap(base_, bytes_);
+}
 
 const std::byte* RegionMapping::readable(std::uint64_t offset, std::uint64_t bytes) const noexcept {
   if (offset > bytes_ || bytes > bytes_ - offset) return nullptr;

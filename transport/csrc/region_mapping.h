@@ -2,8 +2,10 @@
 // write. The mapping outlives the connection that brought it, so a copy under way never faults.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 
 #include "hymcache/csrc/unique_fd.h"
 #include "transport/csrc/wire.h"
@@ -27,10 +29,14 @@ class RegionMapping {
   std::uint64_t load_generation(std::uint64_t offset) const noexcept;
 
  private:
+  void populate() noexcept;
+
   std::byte* base_ = nullptr;
   std::uint64_t bytes_;
   std::uint64_t read_write_offset_;
   std::uint64_t incarnation_;
+  std::atomic<bool> stopping_{false};
+  std::thread populating_;
 };
 
 }  // namespace hymcache
