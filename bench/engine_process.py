@@ -230,7 +230,7 @@ class EngineProcess:
         try:
             self._child.stdin.write(json.dumps(command) + "\n")
             self._child.stdin.flush()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the pipe is broken, or closed by end()
             raise self._child.failure("no longer takes commands") from error
         self._replies_due += 1
 

@@ -18,7 +18,7 @@ namespace hymcache::bench {
 namespace {
 
 constexpr int kSocketBufferBytes = 4 << 20;
-constexpr timeval kSilenceMax{.tv_sec = 60, .tv_usec = 0};
+constexpr timeval kSilenceMax{.tv_sec = 30, .tv_usec = 0};
 
 struct StreamRequest {
   std::uint32_t count = 0;

@@ -17,7 +17,7 @@ namespace hymcache::bench {
 namespace {
 
 constexpr std::size_t kReceiveBytes = 64u << 10;
-constexpr timeval kSilenceMax{.tv_sec = 60, .tv_usec = 0};
+constexpr timeval kSilenceMax{.tv_sec = 30, .tv_usec = 0};
 
 struct Connection {
   UniqueFd fd;
