@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -51,8 +51,8 @@ class AdminClient:
         """The node of this name."""
         return self._call(self._stub.GetNode, admin_pb2.GetNodeRequest(name=name)).node
 
-    def watch(self) -> Iterator[admin_pb2.WatchNodesResponse]:
-        """The nodes, then each change, without end; close the iterator to stop."""
+    def watch(self) -> Generator[admin_pb2.WatchNodesResponse, None, None]:
+        """The nodes, then each change, without end; close the generator to stop."""
         call = self._stub.WatchNodes(admin_pb2.WatchNodesRequest(), metadata=self._metadata)
         try:
             yield from call
