@@ -15,7 +15,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from hymcache.cli import configuration, queries, services
+from hymcache.cli import configuration, lookup, services, stats
 from hymcache.errors import ConfigError, HymcacheError, Unavailable
 from hymcache.version import __version__
 
@@ -44,7 +44,8 @@ app = typer.Typer(
 app.command("up")(services.up)
 app.command("master")(services.master)
 app.command("node")(services.node)
-app.command("lookup")(queries.lookup)
+app.command("lookup")(lookup.lookup)
+app.command("stats")(stats.stats)
 app.add_typer(configuration.app, name="config")
 
 

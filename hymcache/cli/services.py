@@ -11,7 +11,6 @@ from types import FrameType
 from typing import Annotated, Protocol, Self
 
 import typer
-from rich.logging import RichHandler
 from rich.table import Table
 
 from hymcache.address import Address
@@ -19,6 +18,7 @@ from hymcache.cli.configuration import ConfigOption, SettingsOption
 from hymcache.cli.output import output_console
 from hymcache.config import Config
 from hymcache.config_source import load_config
+from hymcache.errors import ConfigError
 
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="Log what happens, not only what is wrong.")
@@ -44,7 +44,7 @@ def up(
 ) -> None:
     """Run a master and one storage node in this process, until Ctrl-C or SIGTERM."""
     loaded = load_config(config, settings=settings or ())
-    with _Services(verbose) as services:
+    with _Services(loaded, verbose) as services:
         master_service = _master_service(loaded)
         services.start(master_service)
         services.start(_node_service(_with_master(loaded, master_service.endpoints)))
@@ -56,7 +56,7 @@ def master(
 ) -> None:
     """Run a master: the index of which node holds which object."""
     loaded = load_config(config, settings=settings or ())
-    with _Services(verbose) as services:
+    with _Services(loaded, verbose) as services:
         services.start(_master_service(loaded))
         services.run()
 
@@ -66,7 +66,7 @@ def node(
 ) -> None:
     """Run a storage node: it holds objects on its device and publishes them to the masters."""
     loaded = load_config(config, settings=settings or ())
-    with _Services(verbose) as services:
+    with _Services(loaded, verbose) as services:
         services.start(_node_service(loaded))
         services.run()
 
@@ -95,8 +95,8 @@ def _with_master(config: Config, endpoints: Mapping[str, str]) -> Config:
 class _Services:
     """Starts services in order, waits for a signal, stops them in reverse order."""
 
-    def __init__(self, verbose: bool) -> None:
-        self._console = output_console()
+    def __init__(self, config: Config, verbose: bool) -> None:
+        self._config = config
         self._endpoints: dict[str, str] = {}
         self._stack = ExitStack()
         self._stopped = threading.Event()
@@ -112,7 +112,10 @@ class _Services:
 
     def start(self, service: Service) -> None:
         self._stack.callback(service.stop)
-        service.start()
+        try:
+            service.start()
+        except ConfigError as error:
+            raise _with_key(error, self._config) from error
         self._endpoints.update(service.endpoints)
 
     def run(self) -> None:
@@ -121,7 +124,7 @@ class _Services:
         table = Table("listening", "address", box=None, pad_edge=False, header_style="bold")
         for key, address in self._endpoints.items():
             table.add_row(key, address)
-        self._console.print(table)
+        output_console().print(table)
         # Whoever started the process may wait for this line.
         typer.echo("hymcache: ready")
         self._stopped.wait()
@@ -132,8 +135,21 @@ class _Services:
         self._stopped.set()
 
 
+def _with_key(error: ConfigError, config: Config) -> ConfigError:
+    """The core tells where it cannot listen, but not which key of the configuration said so."""
+    places = {
+        "master.listen": str(config.master.listen),
+        "node.listen": str(config.node.listen),
+        "node.unix": f"unix:{config.node.unix}",
+    }
+    for key, place in places.items():
+        if f"cannot listen on {place} " in str(error):
+            return ConfigError(f"{key}: {error}")
+    return error
+
+
 def _log_to_stderr(verbose: bool) -> None:
-    handler = RichHandler(console=output_console(stderr=True), show_path=False)
     logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(message)s", handlers=[handler]
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )

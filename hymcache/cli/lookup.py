@@ -1,4 +1,4 @@
-"""`hymcache lookup` and `stats`: questions to a running service."""
+"""`hymcache lookup`: where objects are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from hymcache.cli.configuration import ConfigOption, SettingsOption
-from hymcache.cli.output import output_console
+from hymcache.cli.output import JsonOption, output_console
 from hymcache.config import Config
 from hymcache.config_source import load_config
 from hymcache.errors import ConfigError
@@ -29,7 +29,6 @@ MasterOption = Annotated[
         "--master", "-m", metavar="HOST:PORT", help="Ask this master instead of the configured."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def lookup(
