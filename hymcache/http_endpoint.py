@@ -28,9 +28,11 @@ _PAGE_HEADERS: Final = {
 
 
 def make_http_app(
-    registry: CollectorRegistry, check_health: Callable[[], None], render_page: Callable[[], str]
+    registry: CollectorRegistry,
+    check_health: Callable[[], None],
+    render_page: Callable[[], str] | None = None,
 ) -> FastAPI:
-    """GET /metrics, /healthz and /.
+    """GET /metrics, /healthz and, where there is a page, /.
 
     `check_health` raises a HymcacheError when the service does not work: /healthz then has the
     status 503 and its text. `render_page` returns HTML.
@@ -48,9 +50,11 @@ def make_http_app(
         check_health()
         return PlainTextResponse("ok\n")
 
-    @app.get("/")
-    def page() -> Response:
-        return HTMLResponse(render_page(), headers=_PAGE_HEADERS)
+    if render_page is not None:
+
+        @app.get("/")
+        def page() -> Response:
+            return HTMLResponse(render_page(), headers=_PAGE_HEADERS)
 
     @app.exception_handler(HymcacheError)
     def tell(_request: Request, error: Exception) -> Response:

@@ -11,6 +11,7 @@ from hymcache.metric_table import table_markdown
 # Rooms that serve /metrics, each with a module that declares METRICS.
 _TABLES: Final = {
     "Master": "hymcache.master.metrics",
+    "Storage node": "hymcache.kv_manager.metrics",
 }
 
 _INTRODUCTION: Final = """\

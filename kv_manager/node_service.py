@@ -7,11 +7,18 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from hymcache._core import FileDeviceOptions, StorageNode
 from hymcache.config import Config
+from hymcache.descriptor_limit import ensure_descriptors
 from hymcache.errors import ConfigError, Unavailable
+from hymcache.http_endpoint import HttpEndpoint, make_http_app
+from hymcache.kv_manager.metrics import METRICS
+from hymcache.metric_table import TableCollector, make_registry
+
+# For HTTP, the device, and whatever else the process has open.
+_DESCRIPTORS_BESIDE: Final = 256
 
 logger = logging.getLogger("hymcache.node")
 
@@ -30,7 +37,9 @@ class NodeService:
     def __init__(self, config: Config) -> None:
         """Nothing is opened before `start`."""
         self._config = config
+        self._secret = config.secret_bytes()
         self._node: StorageNode | None = None
+        self._http: HttpEndpoint | None = None
 
     @property
     def endpoints(self) -> Mapping[str, str]:
@@ -39,14 +48,32 @@ class NodeService:
         endpoints = {"node.listen": tcp}
         if unix:
             endpoints["node.unix"] = unix[0].removeprefix("unix:")
+        if self._http is not None:
+            endpoints["node.http"] = str(self._http.address)
         return endpoints
 
     def start(self) -> None:
         """Serves when it returns. Raises ConfigError or DeviceError where it cannot."""
+        ensure_descriptors(self._config.node.connections_max + _DESCRIPTORS_BESIDE)
+        self._node = self._make_node()
+        if self._config.node.http is None:
+            return
+        registry = make_registry(TableCollector(METRICS, self.stats))
+        http = HttpEndpoint(
+            make_http_app(registry, self._check_health), self._config.node.http, "node.http"
+        )
+        try:
+            http.start()
+        except BaseException:
+            self.stop()
+            raise
+        self._http = http
+
+    def _make_node(self) -> StorageNode:
         node, device = self._config.node, self._config.device
         _make_parent("node.unix", node.unix)
         _make_parent("device.path", device.path)
-        self._node = StorageNode(
+        return StorageNode(
             node=node_id(node.name),
             name=node.name,
             listen=str(node.listen),
@@ -54,7 +81,7 @@ class NodeService:
             unix_path=str(node.unix),
             masters=[str(master) for master in node.masters],
             connections_max=node.connections_max,
-            secret=self._config.secret_bytes(),
+            secret=self._secret,
             log=logger.info,
             device=FileDeviceOptions(
                 path=str(device.path),
@@ -69,6 +96,9 @@ class NodeService:
 
     def stop(self) -> None:
         """Ends within a second; what is not flushed is gone. May be called again."""
+        if self._http is not None:
+            self._http.stop()
+            self._http = None
         if self._node is not None:
             self._node.stop()
             self._node = None
@@ -80,6 +110,9 @@ class NodeService:
     def set_draining(self, draining: bool) -> None:
         """A draining node refuses writes and goes on serving reads."""
         self._running().set_draining(draining)
+
+    def _check_health(self) -> None:
+        self._running().stats()
 
     def _running(self) -> StorageNode:
         if self._node is None:

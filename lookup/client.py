@@ -98,8 +98,9 @@ class Client:
             Location(node, address, length, generation, name_space)
             if flags & _ENTRY_VALID
             else None
-            for _key, address, generation, name_space, length, node, _crc, flags, _epoch, _reserved
-            in _ENTRY.iter_unpack(rows)
+            for _key, address, generation, name_space, length, node, _crc, flags, _epoch, _reserved in _ENTRY.iter_unpack(
+                rows
+            )
         ]
 
     def stats(self) -> dict[str, Any]:
