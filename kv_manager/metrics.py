@@ -1,4 +1,4 @@
-"""What a storage node says of itself in /metrics, declared once; docs/metrics.md is made from it."""
+"""What a storage node says of itself in /metrics, declared once; docs/metrics.md shows it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ have.
 
 from __future__ import annotations
 
-from hymcache.lookup.client import BlockStatus, Client, Location
+from hymcache._core import BlockStatus
+from hymcache.lookup.client import Client, Location
 from hymcache.lookup.keys import KEY_BYTES, ObjectKey, object_key, object_keys
 from hymcache.lookup.namespace import Fingerprint, Namespace
 
