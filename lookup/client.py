@@ -94,7 +94,7 @@ class Client:
         Any number of keys, asked for in batches of 32. Raises Unavailable when no master answers.
         """
         rows = self._core.lookup(_joined(keys))
-        return [_location(*row) for row in _ENTRY.iter_unpack(rows)]
+        return [_location(row) for row in _ENTRY.iter_unpack(rows)]
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: keys asked and found, blocks by outcome, bytes by transport."""
@@ -116,17 +116,8 @@ class Client:
         self.close()
 
 
-def _location(
-    _key: bytes,
-    address: int,
-    generation: int,
-    name_space: int,
-    length: int,
-    node: int,
-    _crc32c: int,
-    flags: int,
-    *_rest: int,
-) -> Location | None:
+def _location(row: tuple[Any, ...]) -> Location | None:
+    _key, address, generation, name_space, length, node, _crc32c, flags, *_rest = row
     if not flags & _ENTRY_VALID:
         return None
     return Location(node, address, length, generation, name_space)
