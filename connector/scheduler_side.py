@@ -24,6 +24,7 @@ from vllm.v1.request import RequestStatus
 from hymcache.connector.cache_groups import CacheGroups
 from hymcache.connector.load_order import make_load
 from hymcache.connector.loads_in_flight import Load, LoadsInFlight
+from hymcache.connector.lookup_breaker import LookupBreaker
 from hymcache.connector.metadata import StepMetadata, StepReport
 from hymcache.connector.metrics import StoreStats
 from hymcache.connector.ports import Matcher
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
 # vLLM sets up handlers for the loggers below its own name only.
 logger = init_logger("vllm.hymcache.scheduler")
 
-# A lookup takes well below a millisecond. When one takes this long the store is in trouble, and
-# the request is better off computing.
-LOOKUP_WAIT_S_MAX: Final = 1.0
+# How long the first request of an engine waits for the workers' first output.
+_LAYOUTS_WAIT_S_MAX: Final = 1.0
+# A load takes the request at least two further steps. Where fewer tokens than these blocks are to
+# be gained, computing them is quicker.
+_WORTH_BLOCKS: Final = 2
 # Local hits may shrink between the lookup and the admission (blocks get evicted); each time the
 # lookup starts again from there.
 _LOOKUPS_MAX: Final = 4
@@ -83,6 +86,8 @@ class SchedulerSide:
         self._states: dict[str, RequestState] = {}
         self._saves = SavePlanner(groups, shards, namespaces, clock)
         self._loads = LoadsInFlight()
+        self._breaker = LookupBreaker(clock)
+        self._worth_tokens = _WORTH_BLOCKS * max((g.block_tokens for g in groups.groups), default=1)
         self._unsupported = ""
         self._stats = StoreStats()
 
@@ -116,7 +121,7 @@ class SchedulerSide:
             # The workers tell their layouts with the output of the first step, which the first
             # request of an engine precedes.
             waited_s = self._clock() - state.arrived_at
-            return None if waited_s < LOOKUP_WAIT_S_MAX else 0
+            return None if waited_s < _LAYOUTS_WAIT_S_MAX else 0
         if state.lookup is None or base_tokens < state.lookup.base_tokens:
             self._look_up(state, base_tokens)
         if state.lookup is None:
@@ -125,7 +130,7 @@ class SchedulerSide:
         if hit is None:
             return None
         self._count(state.lookup, hit)
-        if hit.tokens <= base_tokens:
+        if hit.tokens - base_tokens < self._worth_tokens:
             return 0
         next_key = self._lead_keys(state, base_tokens, hit.tokens, blocks_max=1)
         if self._prefix_caching and self._loads.of_other(state.request.request_id, next_key):
@@ -166,9 +171,12 @@ class SchedulerSide:
     def _look_up(self, state: RequestState, base_tokens: int) -> None:
         state.drop_lookup()
         limit_tokens = self._limit_tokens(state)
-        if limit_tokens <= base_tokens or state.lookups == _LOOKUPS_MAX:
+        if limit_tokens - base_tokens < self._worth_tokens or state.lookups == _LOOKUPS_MAX:
             return
-        state.lookups += 1
+        wait_s_max = self._breaker.wait_s()
+        state.lookups = _LOOKUPS_MAX if wait_s_max is None else state.lookups + 1
+        if wait_s_max is None:
+            return
         state.lookup = PrefixLookup(
             self._matcher,
             self._groups,
@@ -177,7 +185,7 @@ class SchedulerSide:
             base_tokens=base_tokens,
             limit_tokens=limit_tokens,
             clock=self._clock,
-            wait_s_max=LOOKUP_WAIT_S_MAX,
+            wait_s_max=wait_s_max,
         )
 
     def _limit_tokens(self, state: RequestState) -> int:
@@ -231,7 +239,10 @@ class SchedulerSide:
         self._stats.observe("lookup_seconds", self._clock() - lookup.started_at)
         if hit.failure:
             self._stats.add("lookups_failed", 1)
+            self._breaker.failed()
             logger.debug("HyMCache lookup failed: %s", hit.failure)
+        else:
+            self._breaker.succeeded()
 
     # Steps
 
