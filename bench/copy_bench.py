@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from hymcache.bench.copy_cases import BATCH_BLOCKS, CopyCase
-from hymcache.bench.cost import Cost, measure, process_cpu_s
+from hymcache.bench.cost import Cost, measure, process_cpu_s, written_bytes
 from hymcache.bench.micro_summary import REFERENCE
 from hymcache.bench.node_metrics import DEVICE_READ_BYTES, NodeMetrics
 from hymcache.bench.reference import (

@@ -48,20 +48,33 @@ def process_cpu_s(pid: int) -> float:
         raise ProcessLookupError(f"no process {pid}") from error
 
 
+def written_bytes(pid: int) -> int:
+    """Bytes that a process has sent to storage, where the file system counts them.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    return _status_number(Path(f"/proc/{pid}/io"), "write_bytes:")
+
+
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process.
 
     Raises:
         ProcessLookupError: there is no such process.
     """
+    return _status_number(Path(f"/proc/{pid}/status"), "VmRSS:") * 1024
+
+
+def _status_number(path: Path, label: str) -> int:
     try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ProcessLookupError(f"no process {pid}") from error
-    for line in status.splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise ProcessLookupError(f"process {pid} has ended")
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise ProcessLookupError(f"{path}: no such process") from error
+    for line in text.splitlines():
+        if line.startswith(label):
+            return int(line.split()[1])
+    raise ProcessLookupError(f"{path}: the process has ended")
 
 
 def measure(

@@ -84,11 +84,16 @@ class EngineWorker:
         self._llm = LLM(**arguments)
         return {"start_s": time.monotonic() - started, "cpu_s": time.process_time()}
 
+    def shut_down(self) -> None:
+        """Ends the engine, its connector included; what it held stays until `_close`."""
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+
     def _close(self) -> Json:
         if self._llm is not None:
             from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-            self._llm.llm_engine.engine_core.shutdown()
+            self.shut_down()
             self._llm = None
             gc.collect()
             cleanup_dist_env_and_memory()
@@ -164,15 +169,14 @@ def main() -> None:
     threading.Thread(target=_read_commands, args=(commands,), daemon=True).start()
     while (command := commands.get()) is not None:
         if command["op"] == "quit":
-            worker.execute({"op": "close"})
+            worker.shut_down()
             worker.send("reply", cpu_s=time.process_time())
-            break
+            os._exit(0)  # without the seconds that tearing down an interpreter with torch takes
         try:
             worker.send("reply", **worker.execute(command))
         except Exception as error:  # noqa: BLE001 - told to the parent, which decides
             traceback.print_exc()
             worker.send("error", message=f"{type(error).__name__}: {error}"[:500])
-    events.close()
 
 
 if __name__ == "__main__":
