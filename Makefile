@@ -119,15 +119,6 @@ fuzz: $(STAMPS)/system-fuzz $(STAMPS)/package ## Run each fuzz target for FUZZ_S
 
 # --- the rest ----------------------------------------------------------------------------------
 
-# With the oldest releases that the package works with, so that their successors can load it.
-PROTO := hymcache/master/admin.proto
-proto: $(STAMPS)/venv ## Make the Python of the gRPC schema
-	@$(PYTHON) -m venv build/proto
-	@build/proto/bin/pip install -qq grpcio-tools==1.76.0 mypy-protobuf==5.1.0
-	@PATH="$(CURDIR)/build/proto/bin:$$PATH" build/proto/bin/python -m grpc_tools.protoc -I typings \
-	  --python_out=typings --grpc_python_out=typings --mypy_out=typings \
-	  --mypy_grpc_out=typings $(PROTO)
-
 docs: build ## Write the generated part of docs/
 	@$(BIN)/hymcache config reference >docs/configuration.md
 	@$(BIN)/python -P -m hymcache.metrics_reference >docs/metrics.md

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Mapping
@@ -149,6 +150,8 @@ def _with_key(error: ConfigError, config: Config) -> ConfigError:
 
 
 def _log_to_stderr(verbose: bool) -> None:
+    # What gRPC's core would print beside it, its Python side raises.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
