@@ -4,15 +4,23 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <future>
+#include <string>
 #include <system_error>
+#include <thread>
+#include <vector>
 
 #include "chm_device/csrc/byte_size.h"
 #include "hymcache/csrc/error.h"
 
 #ifndef MFD_NOEXEC_SEAL  // Linux 6.3
 #define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef MADV_POPULATE_WRITE  // Linux 5.14
+#define MADV_POPULATE_WRITE 23
 #endif
 
 namespace hymcache::chm {
@@ -45,7 +53,35 @@ void check_fits_in_memory(std::uint64_t bytes) {
                                       format_bytes(memory_bytes));
 }
 
+// Gives the region its pages now, in several threads: a kernel takes up to two seconds for a GiB,
+// and later it would take them from clients' first writes. Returns an errno.
+int populate(std::uint8_t* base, std::uint64_t bytes) {
+  constexpr std::uint64_t kThreadsMax = 8;
+  constexpr std::uint64_t kPartBytesMin = std::uint64_t{64} << 20;
+  const std::uint64_t threads = std::clamp<std::uint64_t>(
+      bytes / kPartBytesMin, 1,
+      std::min<std::uint64_t>(kThreadsMax, std::max(1u, std::thread::hardware_concurrency())));
+  const std::uint64_t part_bytes = align_up(bytes / threads + 1, kHugePageBytes);
+  const auto populate_part = [&](std::uint64_t offset) {
+    const std::uint64_t part = std::min(part_bytes, bytes - offset);
+    int error = 0;
+    do {
+      error = ::madvise(base + offset, part, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+    } while (error == EINTR);
+    return error;
+  };
+  std::vector<std::future<int>> others;
+  for (std::uint64_t offset = part_bytes; offset < bytes; offset += part_bytes) {
+    others.push_back(std::async(std::launch::async, populate_part, offset));
+  }
+  int error = populate_part(0);
+  for (std::future<int>& other : others) error = std::max(error, other.get());
+  return error == EINVAL ? 0 : error;  // before Linux 5.14: pages come when they are touched
+}
+
 }  // namespace
+
+void Unmap::operator()(std::uint8_t* base) const noexcept { ::munmap(base, bytes); }
 
 Arena::Arena(std::uint64_t staging_bytes, std::uint64_t write_buffer_bytes, std::uint32_t words) {
   staging_offset_ = align_up(word_offset(words), kGranuleBytes);
@@ -63,12 +99,15 @@ Arena::Arena(std::uint64_t staging_bytes, std::uint64_t write_buffer_bytes, std:
   void* base = ::mmap(nullptr, region_.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (base == MAP_FAILED) fail("mmap");
   region_.base = static_cast<std::uint8_t*>(base);
+  mapping_ = {region_.base, Unmap{region_.bytes}};
   // Hints: a kernel without them, or with huge pages switched off for shared memory, runs as well.
   ::madvise(base, region_.bytes, MADV_HUGEPAGE);
   ::madvise(base, region_.bytes, MADV_DONTDUMP);
+  if (const int error = populate(region_.base, region_.bytes); error != 0) {
+    errno = error;
+    fail("no pages to be had");
+  }
 }
-
-Arena::~Arena() { ::munmap(region_.base, region_.bytes); }
 
 std::uint64_t Arena::word_offset(std::uint32_t word) noexcept {
   return word * sizeof(std::uint64_t);

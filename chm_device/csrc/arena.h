@@ -9,18 +9,24 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "chm_device/csrc/device.h"
 #include "hymcache/csrc/unique_fd.h"
 
 namespace hymcache::chm {
 
+// Ends a mapping of so many bytes.
+struct Unmap {
+  std::uint64_t bytes = 0;
+  void operator()(std::uint8_t* base) const noexcept;
+};
+
 class Arena {
  public:
   // Sizes are multiples of the granule. Throws kConfig when the machine has not the memory, kDevice
   // when the system refuses it.
   Arena(std::uint64_t staging_bytes, std::uint64_t write_buffer_bytes, std::uint32_t words);
-  ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -36,6 +42,7 @@ class Arena {
 
  private:
   UniqueFd fd_;
+  std::unique_ptr<std::uint8_t, Unmap> mapping_;
   DeviceRegion region_;
   std::uint64_t staging_offset_ = 0;
 };
