@@ -8,7 +8,7 @@
 
 #include "transport/csrc/wire.h"
 
-namespace hymcache::testing {
+namespace hymcache::wire_testing {
 
 namespace golden {
 
@@ -227,4 +227,4 @@ inline GoldenMessages golden_messages() {
   return writer.take();
 }
 
-}  // namespace hymcache::testing
+}  // namespace hymcache::wire_testing

@@ -7,7 +7,7 @@
 
 #include "transport/csrc/wire.h"
 
-namespace hymcache::testing {
+namespace hymcache::wire_testing {
 
 // Reads a head of type Head with a field `count`, and that many rows; returns them as they were.
 template <class Head, class Row>
@@ -121,4 +121,4 @@ inline std::vector<std::byte> decode(const wire::Header& header, wire::Bytes pay
   return again;
 }
 
-}  // namespace hymcache::testing
+}  // namespace hymcache::wire_testing

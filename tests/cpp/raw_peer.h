@@ -21,7 +21,7 @@
 #include "transport/csrc/endpoint.h"
 #include "transport/csrc/wire.h"
 
-namespace hymcache::testing {
+namespace hymcache::wire_testing {
 
 using ByteVector = std::vector<std::byte>;
 
@@ -144,4 +144,4 @@ void eventually(Done done) {
   }
 }
 
-}  // namespace hymcache::testing
+}  // namespace hymcache::wire_testing

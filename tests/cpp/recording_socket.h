@@ -12,7 +12,7 @@
 #include "tests/cpp/raw_peer.h"
 #include "transport/csrc/framed_socket.h"
 
-namespace hymcache::testing {
+namespace hymcache::wire_testing {
 
 class RecordingSocket : private FramedSocket::Delegate {
  public:
@@ -115,4 +115,4 @@ inline void wait_drained(int fd) {
   });
 }
 
-}  // namespace hymcache::testing
+}  // namespace hymcache::wire_testing

@@ -7,7 +7,7 @@
 #include "tests/cpp/recording_socket.h"
 #include "transport/csrc/crc32c.h"
 
-namespace hymcache::testing {
+namespace hymcache::wire_testing {
 namespace {
 
 using wire::ErrorCode;
@@ -317,4 +317,4 @@ TEST_CASE("framed socket: half a frame that stands still is a stall, an idle con
   }
 }
 
-}  // namespace hymcache::testing
+}  // namespace hymcache::wire_testing

@@ -9,7 +9,7 @@
 
 #include "tests/cpp/recording_socket.h"
 
-namespace hymcache::testing {
+namespace hymcache::wire_testing {
 namespace {
 
 using wire::Type;
@@ -328,4 +328,4 @@ TEST_CASE("framed socket: descriptors that a peer sends unasked are not kept") {
   CHECK(open_descriptors() == before);
 }
 
-}  // namespace hymcache::testing
+}  // namespace hymcache::wire_testing

@@ -11,7 +11,7 @@
 #include "transport/csrc/crc32c.h"
 #include "transport/csrc/wire.h"
 
-namespace hymcache::testing {
+namespace hymcache::wire_testing {
 namespace {
 
 using wire::Header;
@@ -252,4 +252,4 @@ TEST_CASE("wire: an ERROR becomes the error that it is") {
         std::string(247, 'x'));
 }
 
-}  // namespace hymcache::testing
+}  // namespace hymcache::wire_testing
