@@ -105,7 +105,10 @@ bool may_set_buffers() {
 [[noreturn]] void cannot_listen(const Endpoint& endpoint, const char* call) {
   const int error = errno;
   std::string hint;
-  if (error == EADDRINUSE) hint = ": another process listens there; choose another port";
+  if (error == EADDRINUSE) {
+    hint = endpoint.is_unix ? ": something is there already; choose another path"
+                            : ": another process listens there; choose another port";
+  }
   if (error == EADDRNOTAVAIL) hint = ": no interface of this machine has that address";
   if (error == EACCES) hint = ": not permitted; choose a port above 1023 or another path";
   if (error == ENOENT) hint = ": the folder is not there; make it or choose another path";
