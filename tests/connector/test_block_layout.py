@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-import torch  # noqa: E402
-from vllm.v1.kv_cache_interface import (  # noqa: E402
+import torch
+from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -18,11 +18,11 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
     compute_layout_strides,
     create_kv_cache_views,
 )
-from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: E402
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from hymcache.connector.block_layout import GroupLayout, block_runs, group_layout  # noqa: E402
-from hymcache.connector.cache_groups import CacheGroup, GroupKind  # noqa: E402
-from hymcache.errors import ConfigError  # noqa: E402
+from hymcache.connector.block_layout import GroupLayout, block_runs, group_layout
+from hymcache.connector.cache_groups import CacheGroup, GroupKind
+from hymcache.errors import ConfigError
 
 pytestmark = pytest.mark.vllm
 
