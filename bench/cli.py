@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
@@ -21,6 +20,7 @@ from hymcache.bench.progress import StepProgress
 from hymcache.bench.reference import Transport
 from hymcache.bench.report import Numbers, verdict_table, write_summary
 from hymcache.bench.samples import read_samples
+from hymcache.bench.transport_choice import TransportChoice
 from hymcache.bench.ttft import TtftOptions, run_ttft
 from hymcache.bench.ttft_summary import SHORT_TOKENS, ttft_faults, ttft_numbers
 from hymcache.bench.ttft_system import Peer
@@ -32,24 +32,16 @@ OutOption = Annotated[
     Path,
     typer.Option("--out", metavar="DIR", help="Where raw samples, summary.json and logs go."),
 ]
-_TRANSPORTS: Final[Mapping[str, tuple[Transport, ...]]] = {
-    "auto": ("shm", "tcp"),
-    "shm": ("shm",),
-    "tcp": ("tcp",),
+_TRANSPORTS: Final[Mapping[TransportChoice, tuple[Transport, ...]]] = {
+    TransportChoice.AUTO: ("shm", "tcp"),
+    TransportChoice.SHM: ("shm",),
+    TransportChoice.TCP: ("tcp",),
 }
 _NO_ENGINE: Final = ({"hit_ttft_ratio": None}, {"hit_ttft_ratio": "left out by --no-engine"})
 CacheOption = Annotated[
     Path,
     typer.Option("--cache-dir", metavar="DIR", help="Where models and peers are kept."),
 ]
-
-
-class TransportChoice(StrEnum):
-    """Whose copies are measured."""
-
-    AUTO = "auto"
-    SHM = "shm"
-    TCP = "tcp"
 
 
 @app.command("micro")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -18,6 +19,7 @@ from hymcache.bench.child_process import log_shown_on_failure, termination_unwin
 from hymcache.bench.service import ServiceOptions, running_service
 from hymcache.bench.shared_prompt import SharedPrompt, share_prompt
 from hymcache.bench.tiny_model import TINY, make_model
+from hymcache.bench.transport_choice import TransportChoice
 from hymcache.bench.ttft_system import hymcache_transfer_config
 from hymcache.errors import ConfigError
 from hymcache.limits import GIB, MIB
@@ -32,7 +34,9 @@ def demo(
     prompt_tokens: Annotated[
         int, typer.Option(min=256, max=12_000, help="Length of the prompt, in tokens.")
     ] = 6000,
-    transport: Annotated[str, typer.Option(help="How bytes move: auto, shm or tcp.")] = "auto",
+    transport: Annotated[
+        TransportChoice, typer.Option(help="How bytes move.")
+    ] = TransportChoice.AUTO,
     cache_dir: Annotated[
         Path, typer.Option(metavar="DIR", help="Where the model is kept between runs.")
     ] = default_cache_dir(),  # noqa: B008 - shown in the help text
@@ -44,12 +48,12 @@ def demo(
     """
     console = Console()
     _check_vllm()
-    log_dir = Path(tempfile.mkdtemp(prefix="hymcache-demo-"))
+    log_dir = cache_dir / "demo-logs"  # of the last run only
+    shutil.rmtree(log_dir, ignore_errors=True)
     with termination_unwinds(), log_shown_on_failure(console):
         outcome = _run(console, prompt_tokens, transport, cache_dir, log_dir)
         console.print(_table(outcome))
         outcome.check()
-    shutil.rmtree(log_dir)  # of a failed run they stay
     console.print("[green]B took A's KV, and its tokens are those of an engine without HyMCache.")
 
 
@@ -61,7 +65,7 @@ def _check_vllm() -> None:
 
 
 def _run(
-    console: Console, prompt_tokens: int, transport: str, cache_dir: Path, log_dir: Path
+    console: Console, prompt_tokens: int, transport: TransportChoice, cache_dir: Path, log_dir: Path
 ) -> SharedPrompt:
     progress = Progress(
         SpinnerColumn(),
@@ -88,7 +92,7 @@ def _run(
         report("service", "starting")
         with running_service(Path(folder), log_dir, embedded=True, options=sizes) as service:
             report("service", f"done: listening on {service.master}")
-            config = hymcache_transfer_config(service.master, transport=transport)
+            config = hymcache_transfer_config(service.master, transport=transport.value)
             return share_prompt(
                 model,
                 config,
@@ -102,15 +106,18 @@ def _table(outcome: SharedPrompt) -> Table:
     stored = outcome.stored
     table = Table(
         title="Two engines, one prompt",
+        box=box.SIMPLE_HEAD,
         caption=f"A computed the prompt in {_ms(outcome.storing.ttft_s)} and stored "
         f"{stored.blocks_saved} blocks ({decimal(stored.bytes_saved)}).",
     )
-    for column in ("engine B gets", "tokens", "TTFT, computed", "TTFT, remote KV"):
-        table.add_column(column, justify="left" if column.startswith("engine") else "right")
-    table.add_column("blocks asked / hit / loaded", justify="right")
-    table.add_column("bytes moved", justify="right")
+    table.add_column("prompt to B")
+    for column in (
+        *("tokens", "TTFT\ncomputed", "TTFT\nremote KV"),
+        *("blocks asked/\nhit/loaded", "bytes\nmoved"),
+    ):
+        table.add_column(column, justify="right")
     table.add_column("by")
-    table.add_column("same tokens")
+    table.add_column("tokens\nequal")
     for turn in outcome.turns:
         counts = turn.counts
         table.add_row(
@@ -118,7 +125,7 @@ def _table(outcome: SharedPrompt) -> Table:
             str(turn.prompt_tokens),
             _ms(turn.computed.ttft_s),
             _ms(turn.remote.ttft_s),
-            f"{counts.blocks_asked} / {counts.blocks_hit} / {counts.blocks_loaded}",
+            f"{counts.blocks_asked}/{counts.blocks_hit}/{counts.blocks_loaded}",
             decimal(counts.bytes_loaded),
             ", ".join(counts.transports) or "-",
             "[green]yes" if turn.tokens_agree else "[bold red]no",

@@ -131,7 +131,7 @@ def share_prompt(
         _warm_up(second, rng)
         turns = []
         for name, prompt, reference in zip(
-            ("the same prompt", "a second turn"), prompts, computed, strict=True
+            ("same prompt", "second turn"), prompts, computed, strict=True
         ):
             report("B", f"{name}: {len(prompt)} tokens")
             turns.append(_take_turn(second, name, prompt, reference))
