@@ -35,6 +35,8 @@ SessionTable::Result SessionTable::prefetch(std::uint64_t peer,
   const std::uint64_t blocks_before = session == nullptr ? 0 : session->blocks.size();
   if (blocks_before + request.count > wire::kSessionBlocksMax ||
       blocks_total_ + request.count > limits_.blocks_max) {
+    // All of it or none: a reader would wait in vain for what a session does not hold.
+    if (session != nullptr) end(request.session);
     return Result::kBusy;
   }
   if (session == nullptr) {
@@ -79,14 +81,12 @@ void SessionTable::pump_all() {
     Session* session = wanting_.front();
     Issue result = issue_one(*session);
     if (result == Issue::kNoSlot) {
-      // Whoever is read from right now goes before whoever only prepares.
-      const auto reader = std::find_if(wanting_.begin(), wanting_.end(),
-                                       [this](const Session* s) { return starves(*s); });
-      if (reader == wanting_.end() || !revoke_one(**reader)) return;
-      session = *reader;
-      std::rotate(wanting_.begin(), reader, reader + 1);
-      result = issue_one(*session);
-      if (result == Issue::kNoSlot) return;  // what was revoked did not make room enough
+      session = prefer_reader();
+      if (session == nullptr) return;
+      do {
+        result = issue_one(*session);
+      } while (result == Issue::kNoSlot && revoke_one(*session));
+      if (result == Issue::kNoSlot) return;
     }
     wanting_.pop_front();
     if (result == Issue::kIssued) {
@@ -95,6 +95,15 @@ void SessionTable::pump_all() {
       session->wanting = false;
     }
   }
+}
+
+// Whoever is read from right now goes before whoever only prepares. Null when nobody is.
+SessionTable::Session* SessionTable::prefer_reader() {
+  const auto reader = std::find_if(wanting_.begin(), wanting_.end(),
+                                   [this](const Session* s) { return starves(*s); });
+  if (reader == wanting_.end()) return nullptr;
+  std::rotate(wanting_.begin(), reader, reader + 1);
+  return wanting_.front();
 }
 
 SessionTable::Issue SessionTable::issue_one(Session& session) {
@@ -139,16 +148,22 @@ bool SessionTable::starves(const Session& session) const {
 
 bool SessionTable::revoke_one(const Session& in_favour_of) {
   Session* victim = nullptr;
+  std::uint32_t index = 0;
   for (const auto& [id, session] : sessions_) {
-    if (session.get() == &in_favour_of || session->claimed || session->next_issue == 0) continue;
-    if (session->blocks[session->next_issue - 1].state != State::kReady) continue;
-    if (victim == nullptr || session->serial > victim->serial) victim = session.get();
+    if (session.get() == &in_favour_of || session->claimed) continue;
+    if (victim != nullptr && victim->serial > session->serial) continue;
+    // From the end of what it has staged: that is read last.
+    std::uint32_t end = session->window_used_bytes == 0 ? 0 : session->next_issue;
+    while (end > 0 && session->blocks[end - 1].state != State::kReady) --end;
+    if (end == 0) continue;
+    victim = session.get();
+    index = end - 1;
   }
   if (victim == nullptr) return false;
-  // From the end of what it has staged: that is read last.
-  Block& block = victim->blocks[--victim->next_issue];
+  Block& block = victim->blocks[index];
   release_block(*victim, block);
   block.state = State::kQueued;
+  victim->next_issue = index;  // what follows and is issued already will be passed over
   ++stats_.blocks_revoked;
   want(*victim);
   return true;
@@ -182,7 +197,7 @@ SessionTable::Result SessionTable::wait(std::uint64_t peer, std::uint32_t reques
                                         const wire::WaitRequest& request) {
   Session* const session = find(request.session);
   if (session == nullptr) return Result::kNoSession;
-  cancel_waiter(*session);  // one reader at a time; the newer one counts
+  if (session->waiter.active) answer(*session, 0);  // one reader at a time: the newer one
   session->peer = peer;
   session->claimed = true;
   session->last_used = loop_.now();
@@ -229,11 +244,13 @@ void SessionTable::answer(Session& session, std::uint32_t count) {
                 .request_id = waiter.request_id,
                 .first = waiter.first,
                 .rows = {},
+                .session_known = true,
                 .inline_bytes = waiter.inline_bytes,
                 .bulk = {},
                 .sent = nullptr};
   answer.rows.reserve(count);
-  std::vector<RequestId> sending;
+  std::vector<Sending> sending;
+  bool gave_back = false;
   for (std::uint32_t i = 0; i < count; ++i) {
     Block& block = session.blocks[waiter.first + i];
     wire::WaitRow row;
@@ -254,7 +271,7 @@ void SessionTable::answer(Session& session, std::uint32_t count) {
       if (waiter.inline_bytes) {
         answer.bulk.push_back({.iov_base = device_.region().base + staged.region_offset,
                                .iov_len = block.row.length});
-        sending.push_back(block.request);
+        sending.push_back({.request = block.request, .index = waiter.first + i});
         owners_[block.request] = {};
         block.request = 0;
         block.state = State::kSending;
@@ -264,33 +281,38 @@ void SessionTable::answer(Session& session, std::uint32_t count) {
         stats_.bytes_handed += block.row.length;
       }
     } else {
-      row.state = block.state == State::kFailed ? wire::BlockState::kDeviceError
-                                                : wire::BlockState::kMiss;
+      row.state =
+          block.state == State::kFailed ? wire::BlockState::kDeviceError : wire::BlockState::kMiss;
+      if (block.state == State::kReady) {  // the object is gone since it was staged
+        release_block(session, block);
+        block.state = State::kMiss;
+        ++stats_.blocks_missed;
+        gave_back = true;
+      }
     }
     answer.rows.push_back(row);
   }
   if (waiter.inline_bytes) {
-    answer.sent = [this, id = session.id, serial = session.serial, first = waiter.first,
-                   requests = std::move(sending)] {
-      finish_sending(id, serial, first, requests);
+    answer.sent = [this, id = session.id, serial = session.serial, sending = std::move(sending)] {
+      finish_sending(id, serial, sending);
     };
   }
   reply_(std::move(answer));
+  if (!gave_back) return;
+  want(session);
+  pump();
 }
 
 void SessionTable::finish_sending(const wire::SessionId& id, std::uint64_t serial,
-                                  std::uint32_t first, const std::vector<RequestId>& requests) {
-  for (const RequestId request : requests) device_.prefetch_release(request);
+                                  const std::vector<Sending>& sent) {
+  for (const Sending& one : sent) device_.prefetch_release(one.request);
   Session* const session = find(id);
   if (session != nullptr && session->serial == serial) {
     session->last_used = loop_.now();
-    std::size_t left = requests.size();
-    for (std::uint32_t i = first; left > 0; ++i) {
-      Block& block = session->blocks[i];
-      if (block.state != State::kSending) continue;
+    for (const Sending& one : sent) {
+      Block& block = session->blocks[one.index];
       block.state = State::kDone;
       session->window_used_bytes -= block.row.length;
-      --left;
     }
     want(*session);
   }
@@ -315,6 +337,7 @@ void SessionTable::release(const wire::ReleaseRequest& request) {
     release_block(*session, block);
     block.state = State::kDone;
   }
+  try_answer(*session);  // nobody waits for what is released
   want(*session);
   pump();
 }
@@ -335,24 +358,28 @@ void SessionTable::end(const wire::SessionId& id) {
 }
 
 void SessionTable::end(Session& session) {
+  const Waiter waiter = session.waiter;
   cancel_waiter(session);
   for (Block& block : session.blocks) release_block(session, block);
   if (session.wanting) std::erase(wanting_, &session);
   blocks_total_ -= session.blocks.size();
   sessions_.erase(wire::SessionId(session.id));
+  if (!waiter.active) return;
+  reply_({.peer = waiter.peer,
+          .request_id = waiter.request_id,
+          .first = waiter.first,
+          .rows = {},
+          .session_known = false,
+          .inline_bytes = false,
+          .bulk = {},
+          .sent = nullptr});
 }
 
-bool SessionTable::locate(const wire::SessionId& id, std::uint32_t index, Entry* entry,
-                          StagedObject* staged) const {
+const Entry* SessionTable::entry_of(const wire::SessionId& id, std::uint32_t index) const {
   const auto found = sessions_.find(id);
-  if (found == sessions_.end() || index >= found->second->blocks.size()) return false;
-  const Block& block = found->second->blocks[index];
-  const Entry* const row =
-      directory_.verify(block.row.key, block.row.address, block.row.generation);
-  if (row == nullptr) return false;
-  *entry = *row;
-  return block.request != 0 &&
-         device_.prefetch_poll(block.request, staged) == PrefetchState::kReady;
+  if (found == sessions_.end() || index >= found->second->blocks.size()) return nullptr;
+  const wire::PrefetchRow& row = found->second->blocks[index].row;
+  return directory_.verify(row.key, row.address, row.generation);
 }
 
 void SessionTable::on_peer_gone(std::uint64_t peer) {
@@ -368,6 +395,7 @@ void SessionTable::expire() {
   const TimePoint now = loop_.now();
   std::vector<Session*> expired;
   for (const auto& [id, session] : sessions_) {
+    if (session->waiter.active) continue;  // a reader waits, for as long as it said
     if (now - session->last_used > std::chrono::milliseconds(session->lease_ms)) {
       expired.push_back(session.get());
     }

@@ -9,7 +9,7 @@
 //      |                 +--> failed        +--revoke--> queued
 //      +--> failed (the location is stale)
 //
-// A ready block of a session that nobody has asked yet may be revoked when another session's
+// A ready block of a session that nobody has read from yet may be revoked when another session's
 // reader waits for a slot. A handed block stays pinned until it is released or its session ends.
 #pragma once
 
@@ -52,13 +52,15 @@ struct SessionStats {
 
 class SessionTable {
  public:
-  // The answer to one WAIT. With `inline_bytes`, `requests` are the caller's to give to sent()
-  // once the bulk bytes have left.
+  // The answer to one WAIT; without rows when its time is over, or its session has ended
+  // (`session_known` is false then). With `inline_bytes`, sent() is to be called once the bulk
+  // bytes have left.
   struct Answer {
     std::uint64_t peer = 0;
     std::uint32_t request_id = 0;
     std::uint32_t first = 0;
     std::vector<wire::WaitRow> rows;
+    bool session_known = true;
     bool inline_bytes = false;
     std::vector<iovec> bulk;
     std::function<void()> sent;
@@ -74,10 +76,8 @@ class SessionTable {
   Result wait(std::uint64_t peer, std::uint32_t request_id, const wire::WaitRequest& request);
   void release(const wire::ReleaseRequest& request);
   void end(const wire::SessionId& id);
-  // The key and generation of a block with the checksum that its bytes should have, and where they
-  // are; false when the block is not staged.
-  bool locate(const wire::SessionId& id, std::uint32_t index, Entry* entry,
-              StagedObject* staged) const;
+  // The object that a block of a session names; null when there is none (any more).
+  const Entry* entry_of(const wire::SessionId& id, std::uint32_t index) const;
 
   void on_peer_gone(std::uint64_t peer);
   void on_staged(RequestId request);
@@ -89,7 +89,14 @@ class SessionTable {
 
  private:
   enum class State : std::uint8_t {
-    kQueued, kIssued, kReady, kHanded, kSending, kDone, kMiss, kFailed
+    kQueued,
+    kIssued,
+    kReady,
+    kHanded,
+    kSending,
+    kDone,
+    kMiss,
+    kFailed
   };
   struct Block {
     wire::PrefetchRow row;
@@ -125,11 +132,16 @@ class SessionTable {
       return hash;
     }
   };
+  struct Sending {
+    RequestId request = 0;
+    std::uint32_t index = 0;
+  };
   enum class Issue { kIssued, kIdle, kNoSlot };
 
   void pump_all();
   Session* find(const wire::SessionId& id);
   void want(Session& session);
+  Session* prefer_reader();
   Issue issue_one(Session& session);
   bool revoke_one(const Session& in_favour_of);
   bool starves(const Session& session) const;
@@ -138,8 +150,8 @@ class SessionTable {
   void answer(Session& session, std::uint32_t count);
   void cancel_waiter(Session& session);
   void release_block(Session& session, Block& block);
-  void finish_sending(const wire::SessionId& id, std::uint64_t serial, std::uint32_t first,
-                      const std::vector<RequestId>& requests);
+  void finish_sending(const wire::SessionId& id, std::uint64_t serial,
+                      const std::vector<Sending>& sent);
   void end(Session& session);
 
   EventLoop& loop_;
