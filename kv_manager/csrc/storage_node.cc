@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "transport/csrc/crc32c.h"
 #include "transport/csrc/host_id.h"
 
 namespace hymcache {
@@ -34,7 +33,12 @@ StorageNode::StorageNode(NodeId node, StorageNodeOptions options, std::unique_pt
       device_(std::move(device)),
       thread_("hymcache-node"),
       loop_(thread_.loop()) {
-  loop_.call([this] { start(); });
+  try {
+    loop_.call([this] { start(); });
+  } catch (...) {
+    stop();  // the loop first: it must not run while what it looks at goes
+    throw;
+  }
 }
 
 StorageNode::~StorageNode() { stop(); }
@@ -45,25 +49,32 @@ void StorageNode::stop() {
   masters_.clear();
   server_.reset();
   sessions_.reset();
+  reported_.reset();
 }
 
 void StorageNode::start() {
   directory_ = std::make_unique<ObjectDirectory>(
       *device_, node_, incarnation_, options_.objects_max,
-      ObjectDirectory::Listener{
-          .stored =
-              [this](const Entry& entry) {
-                for (const auto& master : masters_) master->publish(entry);
-              },
-          .gone =
-              [this](const ObjectKey& key, Generation generation) {
-                for (const auto& master : masters_) master->withdraw(key, generation);
-              }});
+      ObjectDirectory::Listener{.stored =
+                                    [this](const Entry& entry) {
+                                      for (const auto& master : masters_) master->publish(entry);
+                                    },
+                                .gone =
+                                    [this](const ObjectKey& key, Generation generation) {
+                                      for (const auto& master : masters_)
+                                        master->withdraw(key, generation);
+                                    }});
   sessions_ = std::make_unique<SessionTable>(
       loop_, *device_, *directory_, options_.sessions,
       [this](SessionTable::Answer answer) { reply(std::move(answer)); });
-  writes_ = std::make_unique<WriteAdmission>(loop_, *device_, *directory_);
-  device_->on_staged = [this](RequestId request) { sessions_->on_staged(request); };
+  writes_ = std::make_unique<WriteAdmission>(loop_, *device_, *directory_, options_.grant_lease);
+  reported_ = std::make_unique<ReportedObjects>(*device_, *directory_, [this](const Entry&) {
+    ++corrupt_dropped_;
+    options_.log("an object does not match its checksum and is dropped");
+  });
+  device_->on_staged = [this](RequestId request) {
+    if (!reported_->on_staged(request)) sessions_->on_staged(request);
+  };
   device_->on_flush_failed = [this](std::uint64_t address, int error) {
     ++flush_failures_;
     options_.log("the device could not write an object: " + std::string(std::strerror(error)));
@@ -84,6 +95,7 @@ void StorageNode::start() {
   server_ = std::make_unique<FrameServer>(loop_, identity, server,
                                           static_cast<FrameServer::Handler&>(*this));
   loop_.watch(device_->event_fd(), EPOLLIN, [this](std::uint32_t) { drive_device(); });
+  describe();  // throws here for what could not be told to a master
   for (const Endpoint& master : options_.masters) {
     masters_.push_back(std::make_unique<MasterLink>(
         loop_, master, identity, *directory_,
@@ -184,9 +196,15 @@ void StorageNode::on_wait(FrameServer::Peer& peer, const wire::Header& header,
 }
 
 void StorageNode::reply(SessionTable::Answer answer) {
-  FrameServer::Peer* const peer = server_->find(answer.peer);
+  // While the server itself goes, what it was sending comes back, and others' waits are answered.
+  FrameServer::Peer* const peer = server_ ? server_->find(answer.peer) : nullptr;
   if (peer == nullptr) {
     if (answer.sent) answer.sent();
+    return;
+  }
+  if (!answer.session_known) {
+    peer->socket().send_error(answer.request_id, wire::ErrorCode::kNoSession,
+                              "the prefetch session has ended");
     return;
   }
   const wire::WaitReply head{.first = answer.first,
@@ -205,18 +223,8 @@ void StorageNode::reply(SessionTable::Answer answer) {
 void StorageNode::on_report(wire::Bytes payload) {
   const auto request = wire::PayloadReader(payload, "REPORT").take<wire::ReportRequest>();
   ++reports_;
-  Entry entry;
-  StagedObject staged;
-  if (!sessions_->locate(request.session, request.index, &entry, &staged)) return;
-  if ((entry.flags & Entry::kHasCrc) == 0) return;
-  // Believed only after a look of our own: the bytes may have been damaged on the way, or by a
-  // faulty client, and then they are good here.
-  const std::uint32_t found =
-      crc32c(0, device_->region().base + staged.region_offset, entry.length);
-  if (found == entry.crc32c) return;
-  ++corrupt_dropped_;
-  options_.log("an object does not match its checksum and is dropped");
-  directory_->drop(entry.key, entry.generation);
+  const Entry* const entry = sessions_->entry_of(request.session, request.index);
+  if (entry != nullptr) reported_->report(*entry);
 }
 
 void StorageNode::on_offer(FrameServer::Peer& peer, const wire::Header& header,
@@ -283,8 +291,8 @@ void StorageNode::on_commit(FrameServer::Peer& peer, const wire::Header& header,
   scratch_.clear();
   scratch_.put(wire::CommitReply{.count = request.count});
   for (std::uint32_t i = 0; i < request.count; ++i) {
-    scratch_.put(writes_->commit(peer.id(), wire::row_at<wire::CommitRow>(rows, i),
-                                 writes_by_itself));
+    scratch_.put(
+        writes_->commit(peer.id(), wire::row_at<wire::CommitRow>(rows, i), writes_by_itself));
   }
   peer.reply(header, scratch_.bytes());
   last_commit_ = loop_.now();
@@ -313,7 +321,8 @@ void StorageNode::drive_device() {
   loop_.defer([this] {
     drive_scheduled_ = false;
     device_->drive(may_flush());
-    sessions_->pump();  // slots may have become free
+    reported_->pump();  // slots may have become free
+    sessions_->pump();
   });
 }
 
@@ -327,9 +336,9 @@ void StorageNode::on_tick() {
 }
 
 void StorageNode::apply_drain() {
-  const bool wanted = drain_by_admin_ ||
-                      std::any_of(masters_.begin(), masters_.end(),
-                                  [](const auto& master) { return master->drain_wanted(); });
+  const bool wanted =
+      drain_by_admin_ || std::any_of(masters_.begin(), masters_.end(),
+                                     [](const auto& master) { return master->drain_wanted(); });
   if (wanted == writes_->draining()) return;
   writes_->set_draining(wanted);
   options_.log(wanted ? "draining: no more writes are taken" : "taking writes again");

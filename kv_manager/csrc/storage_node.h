@@ -12,6 +12,7 @@
 #include "chm_device/csrc/device.h"
 #include "kv_manager/csrc/master_link.h"
 #include "kv_manager/csrc/object_directory.h"
+#include "kv_manager/csrc/reported_objects.h"
 #include "kv_manager/csrc/session_table.h"
 #include "kv_manager/csrc/write_admission.h"
 #include "transport/csrc/event_loop.h"
@@ -28,6 +29,7 @@ struct StorageNodeOptions {
   std::uint32_t connections_max = 4096;
   std::uint32_t objects_max = 1u << 24;
   SessionLimits sessions;
+  Clock::duration grant_lease = kGrantLease;
   MacFunction mac;
   LogFunction log;
   std::uint16_t protocol_version_max = wire::kVersionMax;  // for tests of the negotiation
@@ -49,7 +51,6 @@ struct StorageNodeStats {
   FrameServerStats server;
   std::vector<MasterLinkStats> masters;
 };
-
 
 class StorageNode : private FrameServer::Handler {
  public:
@@ -91,6 +92,7 @@ class StorageNode : private FrameServer::Handler {
   std::unique_ptr<ObjectDirectory> directory_;
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<WriteAdmission> writes_;
+  std::unique_ptr<ReportedObjects> reported_;
   std::unique_ptr<FrameServer> server_;  // after what its connections refer to when they end
   std::vector<std::unique_ptr<MasterLink>> masters_;
   std::unordered_set<std::uint64_t> attached_;  // peers that have mapped the region

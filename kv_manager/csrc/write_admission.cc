@@ -3,10 +3,6 @@
 namespace hymcache {
 namespace {
 
-// A writer that takes longer is taken for dead. Bytes that it writes later into a slot that has
-// changed hands fail the checksum of whoever reads them.
-constexpr auto kGrantLease = std::chrono::seconds(30);
-
 wire::OfferState refusal(ReserveStatus status) {
   switch (status) {
     case ReserveStatus::kDeviceFull:
@@ -22,8 +18,9 @@ wire::OfferState refusal(ReserveStatus status) {
 
 }  // namespace
 
-WriteAdmission::WriteAdmission(EventLoop& loop, Device& device, ObjectDirectory& directory)
-    : loop_(loop), device_(device), directory_(directory) {}
+WriteAdmission::WriteAdmission(EventLoop& loop, Device& device, ObjectDirectory& directory,
+                               Clock::duration grant_lease)
+    : loop_(loop), device_(device), directory_(directory), grant_lease_(grant_lease) {}
 
 wire::OfferReplyRow WriteAdmission::offer(std::uint64_t peer, std::uint64_t name_space,
                                           const wire::OfferRow& row) {
@@ -144,7 +141,7 @@ void WriteAdmission::on_peer_gone(std::uint64_t peer) {
 void WriteAdmission::expire() {
   const TimePoint now = loop_.now();
   for (Grant& grant : grants_) {
-    if (grant.id != 0 && !grant.receiving && now - grant.granted_at > kGrantLease) abort(grant);
+    if (grant.id != 0 && !grant.receiving && now - grant.granted_at > grant_lease_) abort(grant);
   }
 }
 

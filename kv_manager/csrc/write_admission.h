@@ -17,19 +17,24 @@
 
 namespace hymcache {
 
+// A writer that takes longer is taken for dead. Bytes that it writes later into a slot that has
+// changed hands fail the checksum of whoever reads them.
+inline constexpr Clock::duration kGrantLease = std::chrono::seconds(30);
+
 struct WriteStats {
   std::uint64_t offered = 0;
   std::uint64_t granted = 0;
   std::uint64_t committed = 0;
   std::uint64_t committed_bytes = 0;
-  std::uint64_t aborted = 0;  // by the client, by its end, or by the lease
+  std::uint64_t aborted = 0;      // by the client, by its end, or by the lease
   std::uint64_t refused[7] = {};  // by wire::OfferState
   std::uint32_t open = 0;
 };
 
 class WriteAdmission {
  public:
-  WriteAdmission(EventLoop& loop, Device& device, ObjectDirectory& directory);
+  WriteAdmission(EventLoop& loop, Device& device, ObjectDirectory& directory,
+                 Clock::duration grant_lease = kGrantLease);
 
   wire::OfferReplyRow offer(std::uint64_t peer, std::uint64_t name_space,
                             const wire::OfferRow& row);
@@ -68,6 +73,7 @@ class WriteAdmission {
   EventLoop& loop_;
   Device& device_;
   ObjectDirectory& directory_;
+  const Clock::duration grant_lease_;
   bool draining_ = false;
   std::vector<Grant> grants_;  // a grant's place is in the low half of its id
   std::vector<std::uint32_t> free_;
