@@ -6,7 +6,7 @@
 namespace hymcache {
 namespace {
 
-constexpr auto kConnectTimeout = std::chrono::seconds(3);
+constexpr auto kConnectTimeout = std::chrono::seconds(1);  // also what ending may have to wait for
 constexpr auto kBackoffMin = std::chrono::milliseconds(100);
 constexpr auto kBackoffMax = std::chrono::seconds(5);
 // Frames on their way to a master that has not yet answered: enough to keep it busy.
@@ -135,6 +135,8 @@ void MasterLink::on_frame(FramedSocket&, const wire::Header& header, wire::Bytes
 
 void MasterLink::start_sync(const wire::RegisterReply& reply) {
   lease_ = std::chrono::milliseconds(std::clamp(reply.lease_ms, 100u, 600'000u));
+  loop_.cancel(tick_);  // it may have been set for a longer lease
+  tick_ = loop_.after(lease_ / 3, [this] { on_tick(); });
   state_ = State::kSyncing;
   sync_cursor_ = 0;
   sync_done_ = false;
@@ -249,10 +251,18 @@ void MasterLink::on_closed(FramedSocket&, const std::string& reason) {
 MasterLinkStats MasterLink::stats() const {
   MasterLinkStats stats = stats_;
   switch (state_) {
-    case State::kApart: stats.state = "apart"; break;
-    case State::kRegistering: stats.state = "registering"; break;
-    case State::kSyncing: stats.state = "syncing"; break;
-    case State::kLive: stats.state = "live"; break;
+    case State::kApart:
+      stats.state = "apart";
+      break;
+    case State::kRegistering:
+      stats.state = "registering";
+      break;
+    case State::kSyncing:
+      stats.state = "syncing";
+      break;
+    case State::kLive:
+      stats.state = "live";
+      break;
   }
   return stats;
 }
