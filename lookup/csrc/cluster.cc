@@ -1,7 +1,9 @@
 #include "lookup/csrc/cluster.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "transport/csrc/host_id.h"
 
@@ -24,19 +26,26 @@ class Pool {
   }
   void put(std::unique_ptr<Connection> connection) {
     const std::lock_guard lock(mutex_);
-    if (idle_.size() < kIdleConnectionsMax) idle_.push_back(std::move(connection));
+    if (!closed_ && idle_.size() < kIdleConnectionsMax) idle_.push_back(std::move(connection));
   }
-  void clear() {
+  // For good: what is put from now on is closed.
+  void close() {
     const std::lock_guard lock(mutex_);
+    closed_ = true;
     idle_.clear();
   }
-  bool may_try(TimePoint now) {
+  // None when it may be tried; else why not.
+  std::optional<std::string> refusal(TimePoint now) {
     const std::lock_guard lock(mutex_);
-    return backoff_.may_try(now);
+    if (backoff_.may_try(now)) return std::nullopt;
+    return reason_;
   }
-  void failed() {
+  // The other connections are likely to be broken too.
+  void failed(const std::string& reason) {
     const std::lock_guard lock(mutex_);
+    idle_.clear();
     backoff_.failed(Clock::now());
+    reason_ = reason;
   }
   void succeeded() {
     const std::lock_guard lock(mutex_);
@@ -46,8 +55,15 @@ class Pool {
  private:
   std::mutex mutex_;
   std::vector<std::unique_ptr<Connection>> idle_;
+  bool closed_ = false;
   Backoff backoff_;
+  std::string reason_;  // of the last failure
 };
+
+void check_time(TimePoint deadline) {
+  if (Clock::now() < deadline) return;
+  throw Error(ErrorKind::kUnavailable, "the deadline is over", ETIMEDOUT);
+}
 
 // SplitMix64's finalizer: enough to spread what is uniform already.
 std::uint64_t mix(std::uint64_t x) noexcept {
@@ -63,7 +79,11 @@ struct Cluster::Master final : Home<Channel> {
   Pool<Channel> pool;
 
   void give_back(std::unique_ptr<Channel> channel) override {
-    if (channel->open()) pool.put(std::move(channel));
+    if (channel->open()) {
+      pool.put(std::move(channel));
+    } else {
+      pool.failed("master " + endpoint.text() + " failed a moment ago");
+    }
   }
 };
 
@@ -72,15 +92,14 @@ struct Cluster::Node final : Home<NodeChannel> {
   Pool<NodeChannel> pool;
   std::mutex mapping_mutex;
   std::shared_ptr<const RegionMapping> mapping;  // shared by all connections to this node
-  bool shm_failed = false;
+  std::atomic<bool> shm_failed{false};
 
+  std::string name() const { return "node " + wire::from_text(member.name); }
   void give_back(std::unique_ptr<NodeChannel> channel) override {
     if (channel->channel().open()) {
       pool.put(std::move(channel));
-    } else {
-      // It broke in somebody's hands: the others are likely to be broken too.
-      pool.clear();
-      pool.failed();
+    } else if (!channel->discarded()) {
+      pool.failed(name() + " failed a moment ago");
     }
   }
 };
@@ -108,13 +127,15 @@ void Cluster::check_open() const {
 
 void Cluster::close() {
   closed_.store(true, std::memory_order_relaxed);
-  for (const auto& master : masters_) master->pool.clear();
+  for (const auto& master : masters_) master->pool.close();
   const std::lock_guard lock(mutex_);
+  for (const auto& [id, node] : nodes_) node->pool.close();
   nodes_.clear();
 }
 
 Cluster::MasterLoan Cluster::borrow_master(TimePoint deadline) {
   check_open();
+  check_time(deadline);
   const std::size_t first = preferred_master_.load(std::memory_order_relaxed);
   std::string reason;
   for (std::size_t i = 0; i < masters_.size(); ++i) {
@@ -124,8 +145,8 @@ Cluster::MasterLoan Cluster::borrow_master(TimePoint deadline) {
       return {master, std::move(channel)};
     }
     const TimePoint now = Clock::now();
-    if (!master->pool.may_try(now)) {
-      if (reason.empty()) reason = "master " + master->endpoint.text() + " failed a moment ago";
+    if (const auto refusal = master->pool.refusal(now)) {
+      if (reason.empty()) reason = *refusal;
       continue;
     }
     try {
@@ -137,7 +158,7 @@ Cluster::MasterLoan Cluster::borrow_master(TimePoint deadline) {
       return {master, std::move(channel)};
     } catch (const Error& error) {
       connect_failures_.fetch_add(1, std::memory_order_relaxed);
-      master->pool.failed();
+      master->pool.failed(error.what());
       if (error.kind() != ErrorKind::kUnavailable && masters_.size() == 1) throw;
       reason = error.what();
     }
@@ -168,6 +189,7 @@ void Cluster::refresh_members(TimePoint deadline) {
   }
   nodes_ = std::move(nodes);
   members_version_ = head.version;
+  note_members_version(head.version);
   members_known_ = true;
   members_fetched_ = Clock::now();
 }
@@ -194,64 +216,64 @@ std::shared_ptr<Cluster::Node> Cluster::find_node(NodeId node, TimePoint deadlin
 
 Cluster::NodeLoan Cluster::borrow_node(NodeId id, TimePoint deadline) {
   check_open();
+  check_time(deadline);
   const std::shared_ptr<Node> node = find_node(id, deadline);
   while (auto channel = node->pool.take()) {
     if (!channel->channel().stale()) return {node, std::move(channel)};
   }
   const TimePoint now = Clock::now();
-  if (!node->pool.may_try(now)) {
-    throw Error(ErrorKind::kUnavailable,
-                "node " + wire::from_text(node->member.name) + " failed a moment ago");
+  if (const auto refusal = node->pool.refusal(now)) {
+    throw Error(ErrorKind::kUnavailable, *refusal);
   }
   try {
     auto channel = connect_node(*node, std::min(deadline, now + options_.connect_timeout));
     node->pool.succeeded();
     connects_.fetch_add(1, std::memory_order_relaxed);
     return {node, std::move(channel)};
-  } catch (const Error&) {
+  } catch (const Error& error) {
     connect_failures_.fetch_add(1, std::memory_order_relaxed);
-    node->pool.failed();
+    node->pool.failed(error.what());
     throw;
   }
 }
 
 std::unique_ptr<NodeChannel> Cluster::connect_node(Node& node, TimePoint deadline) {
-  if (options_.transport != TransportChoice::kTcp) {
-    const bool same_host = node.member.host == host_ && node.member.unix_path.front() != '\0';
-    if (options_.transport == TransportChoice::kShm) {
-      if (!same_host) {
-        throw Error(ErrorKind::kUnavailable, "node " + wire::from_text(node.member.name) +
-                                                 " shares no memory with this host");
-      }
+  const bool same_host = node.member.host == host_ && node.member.unix_path.front() != '\0';
+  if (options_.transport == TransportChoice::kShm) {
+    if (!same_host) {
+      throw Error(ErrorKind::kUnavailable, node.name() + " shares no memory with this host");
+    }
+    return connect_shm(node, deadline);
+  }
+  const bool try_shm = options_.transport == TransportChoice::kAuto && same_host &&
+                       !node.shm_failed.load(std::memory_order_relaxed);
+  if (try_shm) {
+    try {
       return connect_shm(node, deadline);
-    }
-    if (same_host && !node.shm_failed) {
-      try {
-        return connect_shm(node, deadline);
-      } catch (const Error&) {
-        // Another container, say, that cannot see the socket. TCP says whether the node lives.
-        connect_failures_.fetch_add(1, std::memory_order_relaxed);
-        node.shm_failed = true;
-      }
+    } catch (const Error&) {
+      connect_failures_.fetch_add(1, std::memory_order_relaxed);
     }
   }
-  auto channel = Channel::connect(Endpoint::parse(wire::from_text(node.member.tcp)), identity_,
-                                  wire::Role::kNode, deadline);
-  if (channel->server().incarnation != node.member.incarnation) {
-    throw Error(ErrorKind::kUnavailable,
-                "node " + wire::from_text(node.member.name) + " has restarted");
-  }
+  const Endpoint endpoint = Endpoint::parse(wire::from_text(node.member.tcp));
+  auto channel = connect_to(endpoint, node, deadline);
+  // The node lives and yet cannot be reached by its socket (from another container, say): not
+  // tried again.
+  if (try_shm) node.shm_failed.store(true, std::memory_order_relaxed);
   return std::make_unique<TcpNodeChannel>(std::move(channel));
 }
 
-std::unique_ptr<NodeChannel> Cluster::connect_shm(Node& node, TimePoint deadline) {
-  const Endpoint endpoint{
-      .host = wire::from_text(node.member.unix_path), .port = 0, .is_unix = true};
+std::unique_ptr<Channel> Cluster::connect_to(const Endpoint& endpoint, const Node& node,
+                                             TimePoint deadline) const {
   auto channel = Channel::connect(endpoint, identity_, wire::Role::kNode, deadline);
   if (channel->server().incarnation != node.member.incarnation) {
-    throw Error(ErrorKind::kUnavailable,
-                "node " + wire::from_text(node.member.name) + " has restarted");
+    throw Error(ErrorKind::kUnavailable, node.name() + " has restarted");
   }
+  return channel;
+}
+
+std::unique_ptr<NodeChannel> Cluster::connect_shm(Node& node, TimePoint deadline) {
+  auto channel = connect_to(
+      {.host = wire::from_text(node.member.unix_path), .port = 0, .is_unix = true}, node, deadline);
   // Attached anew on each connection: to the node that is its leave to write without WRITE.
   std::shared_ptr<const RegionMapping> mapping = ShmNodeChannel::attach(*channel, deadline);
   const std::lock_guard lock(node.mapping_mutex);
@@ -259,7 +281,8 @@ std::unique_ptr<NodeChannel> Cluster::connect_shm(Node& node, TimePoint deadline
   return std::make_unique<ShmNodeChannel>(std::move(channel), node.mapping);
 }
 
-std::vector<NodeId> Cluster::nodes_for_write(const ObjectKey& key, TimePoint deadline) {
+void Cluster::require_members(TimePoint deadline) {
+  check_open();
   bool refresh = false;
   {
     const std::lock_guard lock(mutex_);
@@ -270,6 +293,10 @@ std::vector<NodeId> Cluster::nodes_for_write(const ObjectKey& key, TimePoint dea
                now - members_fetched_ > kRefreshPause);
   }
   if (refresh) refresh_members(deadline);
+}
+
+std::vector<NodeId> Cluster::nodes_for_write(const ObjectKey& key, TimePoint deadline) {
+  require_members(deadline);
   std::uint64_t seed;
   std::memcpy(&seed, key.data(), sizeof seed);
   std::vector<std::pair<std::uint64_t, NodeId>> ranked;
@@ -277,7 +304,7 @@ std::vector<NodeId> Cluster::nodes_for_write(const ObjectKey& key, TimePoint dea
     const std::lock_guard lock(mutex_);
     const TimePoint now = Clock::now();
     for (const auto& [id, node] : nodes_) {
-      if (node->member.state != wire::MemberState::kAlive || !node->pool.may_try(now)) continue;
+      if (node->member.state != wire::MemberState::kAlive || node->pool.refusal(now)) continue;
       ranked.emplace_back(mix(seed ^ mix(id)), id);
     }
   }

@@ -72,6 +72,9 @@ class Cluster {
   void note_members_version(std::uint64_t version) noexcept {
     seen_version_.store(version, std::memory_order_relaxed);
   }
+  // Makes sure that the members are known, as of about a second ago. Throws Unavailable when they
+  // cannot be asked for, and ConfigError or ProtocolError where the only master says so.
+  void require_members(TimePoint deadline);
   // The nodes that take writes, those that failed just now left out, the best for `key` first:
   // rendezvous hashing, so that one conversation's blocks stay together and nodes share the load.
   std::vector<NodeId> nodes_for_write(const ObjectKey& key, TimePoint deadline);
@@ -92,6 +95,8 @@ class Cluster {
   std::shared_ptr<Node> find_node(NodeId node, TimePoint deadline);
   void refresh_members(TimePoint deadline);
   std::unique_ptr<NodeChannel> connect_node(Node& node, TimePoint deadline);
+  std::unique_ptr<Channel> connect_to(const Endpoint& endpoint, const Node& node,
+                                      TimePoint deadline) const;
   std::unique_ptr<NodeChannel> connect_shm(Node& node, TimePoint deadline);
 
   const ClientOptions options_;

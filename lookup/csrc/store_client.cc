@@ -37,8 +37,7 @@ StoreClient::StoreClient(ClientOptions options) : cluster_(std::move(options)) {
 void StoreClient::look_up_batches(Channel& master, std::span<const ObjectKey> keys,
                                   TimePoint deadline,
                                   const std::function<bool(std::span<const Entry>)>& each) {
-  const std::size_t batches =
-      (keys.size() + wire::kLookupKeysMax - 1) / wire::kLookupKeysMax;
+  const std::size_t batches = (keys.size() + wire::kLookupKeysMax - 1) / wire::kLookupKeysMax;
   std::array<std::uint32_t, kLookupsInFlight> ids{};
   std::array<Entry, wire::kLookupKeysMax> rows;
   bool wanted = true;
@@ -49,16 +48,16 @@ void StoreClient::look_up_batches(Channel& master, std::span<const ObjectKey> ke
           sent * wire::kLookupKeysMax,
           std::min<std::size_t>(wire::kLookupKeysMax, keys.size() - sent * wire::kLookupKeysMax));
       const wire::LookupRequest head{.count = static_cast<std::uint32_t>(batch.size())};
-      ids[sent % kLookupsInFlight] = master.send(wire::Type::kLookup, wire::as_bytes(head),
-                                                 std::as_bytes(batch), deadline);
+      ids[sent % kLookupsInFlight] =
+          master.send(wire::Type::kLookup, wire::as_bytes(head), std::as_bytes(batch), deadline);
       ++sent;
     }
     const Channel::Frame frame =
         master.receive(wire::Type::kLookup, ids[received % kLookupsInFlight], deadline);
     wire::PayloadReader reader(frame.payload, "LOOKUP reply");
     const auto head = reader.take<wire::LookupReply>();
-    const std::size_t asked = std::min<std::size_t>(
-        wire::kLookupKeysMax, keys.size() - received * wire::kLookupKeysMax);
+    const std::size_t asked =
+        std::min<std::size_t>(wire::kLookupKeysMax, keys.size() - received * wire::kLookupKeysMax);
     const wire::Bytes raw = reader.take_rows<Entry>(head.count, wire::kLookupKeysMax);
     if (head.count != asked) {
       master.close();
@@ -125,9 +124,9 @@ void StoreClient::start_prefetch(ReadPlan& plan, std::size_t from, TimePoint dea
     const ReadPlan::Session* session = plan.session_of(node);
     if (session == nullptr) {
       // Only if all of the node's rows are new: a session holds all of them, from the first on.
-      const bool known = std::any_of(plan.rows.begin(),
-                                     plan.rows.begin() + static_cast<std::ptrdiff_t>(from),
-                                     [id = node](const Entry& row) { return row.node == id; });
+      const bool known =
+          std::any_of(plan.rows.begin(), plan.rows.begin() + static_cast<std::ptrdiff_t>(from),
+                      [id = node](const Entry& row) { return row.node == id; });
       if (known) continue;
       plan.sessions.push_back({.node = node, .id = random_nonce()});
       session = &plan.sessions.back();
@@ -159,12 +158,14 @@ void StoreClient::abandon(const ReadPlan& plan) noexcept {
 // The rows of one node among those that are read, and their place in the node's session.
 struct StoreClient::NodeRows {
   NodeId node = 0;
-  std::vector<std::uint32_t> rows;      // places in the read: row first + rows[i] of the plan
-  std::vector<std::uint32_t> lengths;   // of those rows
-  std::vector<wire::PrefetchRow> all;   // the same rows as a session is told
-  std::uint32_t skipped = 0;            // rows of the session before the first that is read
+  std::vector<std::uint32_t> rows;           // places in the read: row first + rows[i] of the plan
+  std::vector<std::uint32_t> lengths;        // of those rows
+  std::vector<wire::PrefetchRow> all;        // the same rows as a session is told
+  std::uint32_t skipped = 0;                 // rows of the session before the first that is read
   const wire::SessionId* session = nullptr;  // opened by whoever made the plan
-  bool ended = false;                        // that session is
+  wire::SessionId current{};                 // read from: that one, or one of our own
+  bool ended = false;                        // the plan's is
+  std::size_t done = 0;                      // rows that have a status
 };
 
 const char* StoreClient::read(const ReadPlan& plan, std::uint32_t first, const BlockPlaces& places,
@@ -229,65 +230,71 @@ const char* StoreClient::read(const ReadPlan& plan, std::uint32_t first, const B
 const char* StoreClient::read_from_node(NodeRows& node, const BlockPlaces& places,
                                         const TransferOptions& options, TimePoint deadline,
                                         std::span<BlockStatus> statuses) {
-  std::size_t done = 0;
   const char* transport = "";
-  std::vector<BlockStatus> some(node.rows.size());
-  const auto finish = [&](BlockStatus rest) {
-    for (; done < node.rows.size(); ++done) statuses[node.rows[done]] = rest;
-    return transport;
+  BlockStatus rest = BlockStatus::kCancelled;
+  const auto status_of = [deadline](const Error& error) {
+    return error.kind() == ErrorKind::kProtocol ? BlockStatus::kUnavailable
+                                                : failure_status(deadline);
   };
   try {
     Cluster::NodeLoan channel = cluster_.borrow_node(node.node, deadline);
     transport = channel->transport();
-    wire::SessionId own{};
-    const wire::SessionId* session = node.session;
-    std::uint32_t base = node.skipped;  // where row 0 of ours is in the session
-    bool reopened = false;
-    const auto open = [&] {
-      own = random_nonce();
-      session = &own;
-      base = 0;
-      channel->prefetch(own, node.all, kSessionLeaseMs);
-    };
-    if (session == nullptr) {
-      open();
-    } else if (base > 0) {
-      channel->release(*session, 0, base);
-    }
-    std::size_t session_start = 0;  // rows before it belong to an earlier session
-    while (done < node.rows.size()) {
-      if (options.cancelled != nullptr && options.cancelled->load(std::memory_order_relaxed)) {
-        break;
-      }
-      const auto lengths = std::span<const std::uint32_t>(node.lengths).subspan(done);
-      const std::size_t at = done;
-      const std::uint32_t index =
-          base + static_cast<std::uint32_t>(done - session_start);
-      const std::uint32_t count = channel->read(
-          *session, index, lengths,
-          [&](std::uint32_t i) { return places(node.rows[at + i]); }, options, deadline,
-          std::span(some).first(lengths.size()));
-      if (count == 0) {
-        // Its lease ran out while the request waited, or the node was busy: once more from here.
-        if (reopened) return finish(BlockStatus::kUnavailable);
-        reopened = true;
-        session_start = done;
-        node.all.erase(node.all.begin(), node.all.begin() + static_cast<std::ptrdiff_t>(done));
-        open();
-        continue;
-      }
-      for (std::uint32_t i = 0; i < count; ++i) statuses[node.rows[done++]] = some[i];
+    try {
+      read_session(*channel, node, places, options, deadline, statuses);
+    } catch (const Error& error) {
+      rest = status_of(error);
     }
     if (channel->channel().open()) {
-      channel->end(*session);
-      channel->flush(deadline);
-      node.ended = session == node.session;
+      // Also when the time is over: others wait for the slots that it holds.
+      channel->end(node.current);
+      channel->flush(Clock::now() + kAbandonTimeout);
+      node.ended = node.session != nullptr && node.current == *node.session;
     }
   } catch (const Error& error) {
-    return finish(error.kind() == ErrorKind::kProtocol ? BlockStatus::kUnavailable
-                                                       : failure_status(deadline));
+    if (*transport == '\0') rest = status_of(error);  // no connection; else an END got lost
   }
-  return finish(BlockStatus::kCancelled);
+  while (node.done < node.rows.size()) statuses[node.rows[node.done++]] = rest;
+  return transport;
+}
+
+// Until all rows have a status, or somebody has cancelled it.
+void StoreClient::read_session(NodeChannel& channel, NodeRows& node, const BlockPlaces& places,
+                               const TransferOptions& options, TimePoint deadline,
+                               std::span<BlockStatus> statuses) {
+  std::vector<BlockStatus> some(node.rows.size());
+  std::uint32_t base = 0;         // where the row `session_start` of ours is in the session
+  std::size_t session_start = 0;  // rows before it belong to an earlier session
+  const auto open = [&] {
+    node.current = random_nonce();
+    base = 0;
+    session_start = node.done;
+    channel.prefetch(node.current, std::span(node.all).subspan(node.done), kSessionLeaseMs);
+  };
+  if (node.session == nullptr) {
+    open();
+  } else {
+    node.current = *node.session;
+    base = node.skipped;
+    if (base > 0) channel.release(node.current, 0, base);
+  }
+  bool reopened = false;
+  while (node.done < node.rows.size()) {
+    if (options.cancelled != nullptr && options.cancelled->load(std::memory_order_relaxed)) return;
+    const std::size_t at = node.done;
+    const auto lengths = std::span<const std::uint32_t>(node.lengths).subspan(at);
+    const std::uint32_t index = base + static_cast<std::uint32_t>(at - session_start);
+    const std::uint32_t count = channel.read(
+        node.current, index, lengths, [&](std::uint32_t i) { return places(node.rows[at + i]); },
+        options, deadline, std::span(some).first(lengths.size()));
+    if (count == 0) {
+      // Its lease ran out while the request waited, or the node was busy: once more from here.
+      if (reopened) throw Error(ErrorKind::kUnavailable, "the node takes no more sessions");
+      reopened = true;
+      open();
+      continue;
+    }
+    for (std::uint32_t i = 0; i < count; ++i) statuses[node.rows[node.done++]] = some[i];
+  }
 }
 
 const char* StoreClient::write(std::uint64_t name_space, bool prefix_order,

@@ -17,7 +17,7 @@ struct ClientStats {
   std::uint64_t lookups = 0;  // keys asked
   std::uint64_t hits = 0;     // keys found
   std::uint64_t lookup_failures = 0;
-  std::array<std::uint64_t, kBlockStatuses> read{};   // blocks, by status
+  std::array<std::uint64_t, kBlockStatuses> read{};  // blocks, by status
   std::array<std::uint64_t, kBlockStatuses> written{};
   struct Bytes {
     std::uint64_t read = 0;
@@ -54,6 +54,9 @@ class StoreClient {
                    const TransferOptions& options, TimePoint deadline,
                    std::span<BlockStatus> statuses) noexcept;
 
+  // Throws what write() would only count: Unavailable when no master answers or the client is
+  // closed, ConfigError or ProtocolError where the only master says so.
+  void require_members(TimePoint deadline) { cluster_.require_members(deadline); }
   // Writes blocks; in prefix order nothing follows a block that was not stored. Never throws.
   const char* write(std::uint64_t name_space, bool prefix_order, std::span<const ObjectKey> keys,
                     const BlockPlaces& places, const TransferOptions& options, TimePoint deadline,
@@ -72,6 +75,9 @@ class StoreClient {
   const char* read_from_node(NodeRows& rows, const BlockPlaces& places,
                              const TransferOptions& options, TimePoint deadline,
                              std::span<BlockStatus> statuses);
+  void read_session(NodeChannel& channel, NodeRows& rows, const BlockPlaces& places,
+                    const TransferOptions& options, TimePoint deadline,
+                    std::span<BlockStatus> statuses);
   void count(const char* transport, bool is_read, std::uint64_t bytes,
              std::span<const BlockStatus> statuses);
 

@@ -20,13 +20,20 @@ bool is_cancelled(const TransferOptions& options) {
 
 BlockStatus status_of(wire::OfferState state) {
   switch (state) {
-    case wire::OfferState::kGranted: return BlockStatus::kOk;
-    case wire::OfferState::kStored: return BlockStatus::kStoredAlready;
-    case wire::OfferState::kBufferFull: return BlockStatus::kSkipBufferFull;
-    case wire::OfferState::kDeviceFull: return BlockStatus::kSkipDeviceFull;
-    case wire::OfferState::kTooLarge: return BlockStatus::kSkipTooLarge;
-    case wire::OfferState::kDraining: return BlockStatus::kSkipDraining;
-    case wire::OfferState::kPrefixBroken: return BlockStatus::kSkipPrefix;
+    case wire::OfferState::kGranted:
+      return BlockStatus::kOk;
+    case wire::OfferState::kStored:
+      return BlockStatus::kStoredAlready;
+    case wire::OfferState::kBufferFull:
+      return BlockStatus::kSkipBufferFull;
+    case wire::OfferState::kDeviceFull:
+      return BlockStatus::kSkipDeviceFull;
+    case wire::OfferState::kTooLarge:
+      return BlockStatus::kSkipTooLarge;
+    case wire::OfferState::kDraining:
+      return BlockStatus::kSkipDraining;
+    case wire::OfferState::kPrefixBroken:
+      return BlockStatus::kSkipPrefix;
   }
   return BlockStatus::kSkipBufferFull;
 }
@@ -66,19 +73,32 @@ std::uint32_t crc_of(std::uint32_t crc, std::span<const iovec> parts) {
 
 const char* block_status_name(BlockStatus status) noexcept {
   switch (status) {
-    case BlockStatus::kOk: return "ok";
-    case BlockStatus::kMiss: return "miss";
-    case BlockStatus::kCorrupt: return "corrupt";
-    case BlockStatus::kUnavailable: return "unavailable";
-    case BlockStatus::kDeadline: return "deadline";
-    case BlockStatus::kDeviceError: return "device_error";
-    case BlockStatus::kStoredAlready: return "stored_already";
-    case BlockStatus::kSkipBufferFull: return "skip_buffer_full";
-    case BlockStatus::kSkipDeviceFull: return "skip_device_full";
-    case BlockStatus::kSkipTooLarge: return "skip_too_large";
-    case BlockStatus::kSkipDraining: return "skip_draining";
-    case BlockStatus::kSkipPrefix: return "skip_prefix";
-    case BlockStatus::kCancelled: return "cancelled";
+    case BlockStatus::kOk:
+      return "ok";
+    case BlockStatus::kMiss:
+      return "miss";
+    case BlockStatus::kCorrupt:
+      return "corrupt";
+    case BlockStatus::kUnavailable:
+      return "unavailable";
+    case BlockStatus::kDeadline:
+      return "deadline";
+    case BlockStatus::kDeviceError:
+      return "device_error";
+    case BlockStatus::kStoredAlready:
+      return "stored_already";
+    case BlockStatus::kSkipBufferFull:
+      return "skip_buffer_full";
+    case BlockStatus::kSkipDeviceFull:
+      return "skip_device_full";
+    case BlockStatus::kSkipTooLarge:
+      return "skip_too_large";
+    case BlockStatus::kSkipDraining:
+      return "skip_draining";
+    case BlockStatus::kSkipPrefix:
+      return "skip_prefix";
+    case BlockStatus::kCancelled:
+      return "cancelled";
   }
   return "unknown";
 }
@@ -120,18 +140,16 @@ void NodeChannel::report(const wire::SessionId& session, std::uint32_t index) {
 NodeChannel::Settled NodeChannel::wait(const wire::SessionId& session, std::uint32_t first,
                                        std::span<const std::uint32_t> lengths, std::uint32_t flags,
                                        TimePoint deadline) {
-  const auto left =
-      std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   if (left <= 0) throw Error(ErrorKind::kUnavailable, "the deadline is over", ETIMEDOUT);
   const wire::WaitRequest request{
       .session = session,
       .first = first,
-      .count_max = static_cast<std::uint32_t>(
-          std::min<std::size_t>(lengths.size(), wire::kWaitRowsMax)),
+      .count_max =
+          static_cast<std::uint32_t>(std::min<std::size_t>(lengths.size(), wire::kWaitRowsMax)),
       .timeout_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(left, 3'600'000)),
       .flags = flags};
-  const std::uint32_t id =
-      channel_->send(wire::Type::kWait, wire::as_bytes(request), {}, deadline);
+  const std::uint32_t id = channel_->send(wire::Type::kWait, wire::as_bytes(request), {}, deadline);
   Channel::Frame frame;
   try {
     frame = channel_->receive(wire::Type::kWait, id, deadline + kAnswerGrace);
@@ -173,20 +191,17 @@ void NodeChannel::write(std::uint64_t name_space, bool prefix_order,
     const auto batch =
         blocks.subspan(at, std::min<std::size_t>(blocks.size() - at, wire::kOfferRowsMax));
     wire::PayloadWriter payload(sizeof(wire::OfferRequest) + batch.size() * sizeof(wire::OfferRow));
-    payload.put(wire::OfferRequest{
-        .name_space = name_space,
-        .count = static_cast<std::uint32_t>(batch.size()),
-        .flags = prefix_order ? wire::OfferRequest::kPrefixOrder : 0u});
+    payload.put(wire::OfferRequest{.name_space = name_space,
+                                   .count = static_cast<std::uint32_t>(batch.size()),
+                                   .flags = prefix_order ? wire::OfferRequest::kPrefixOrder : 0u});
     for (const Offered& block : batch) {
       payload.put(wire::OfferRow{.key = block.key, .length = block.length});
     }
-    const Channel::Frame frame =
-        channel_->call(wire::Type::kOffer, payload.bytes(), {}, deadline);
+    const Channel::Frame frame = channel_->call(wire::Type::kOffer, payload.bytes(), {}, deadline);
     wire::PayloadReader reader(frame.payload, "OFFER reply");
     const auto head = reader.take<wire::OfferReply>();
     if (head.count != batch.size()) fail_protocol("an OFFER was answered for other blocks");
-    const wire::Bytes rows =
-        reader.take_rows<wire::OfferReplyRow>(head.count, wire::kOfferRowsMax);
+    const wire::Bytes rows = reader.take_rows<wire::OfferReplyRow>(head.count, wire::kOfferRowsMax);
     granted.clear();
     bool broken = false;
     for (std::uint32_t i = 0; i < head.count; ++i) {
@@ -221,12 +236,11 @@ void NodeChannel::commit(std::span<const Granted> granted, const TransferOptions
                               granted.size() * sizeof(wire::CommitRow));
   payload.put(wire::CommitRequest{.count = static_cast<std::uint32_t>(granted.size())});
   for (const Granted& one : granted) {
-    payload.put(wire::CommitRow{
-        .grant = one.grant,
-        .crc32c = one.crc32c,
-        .flags = !one.written         ? wire::CommitRow::kAbort
-                 : options.checksums ? wire::CommitRow::kHasCrc
-                                     : 0u});
+    payload.put(wire::CommitRow{.grant = one.grant,
+                                .crc32c = one.crc32c,
+                                .flags = !one.written        ? wire::CommitRow::kAbort
+                                         : options.checksums ? wire::CommitRow::kHasCrc
+                                                             : 0u});
   }
   const Channel::Frame frame = channel_->call(wire::Type::kCommit, payload.bytes(), {}, deadline);
   wire::PayloadReader reader(frame.payload, "COMMIT reply");
@@ -270,13 +284,14 @@ std::uint32_t TcpNodeChannel::read(const wire::SessionId& session, std::uint32_t
   for (std::uint32_t i = 0; i < settled.rows.size(); ++i) {
     const wire::WaitRow& row = settled.rows[i];
     if (row.state != wire::BlockState::kReady) {
-      statuses[i] = row.state == wire::BlockState::kMiss ? BlockStatus::kMiss
-                                                         : BlockStatus::kDeviceError;
+      statuses[i] =
+          row.state == wire::BlockState::kMiss ? BlockStatus::kMiss : BlockStatus::kDeviceError;
       continue;
     }
     if (is_cancelled(options)) {
       // The rest of the stream is of no use: cheaper to connect anew than to read it.
       channel_->close();
+      discarded_ = true;
       std::fill(statuses.begin() + i, statuses.end(), BlockStatus::kCancelled);
       return static_cast<std::uint32_t>(statuses.size());
     }
@@ -308,7 +323,8 @@ void TcpNodeChannel::write_granted(std::span<Granted> granted, const BlockPlaces
   while (!granted.empty() && !is_cancelled(options)) {
     std::size_t count = 0;
     std::uint64_t bytes = 0;
-    while (count < granted.size() && (count == 0 || bytes + granted[count].length <= kFrameBytesMax)) {
+    while (count < granted.size() &&
+           (count == 0 || bytes + granted[count].length <= kFrameBytesMax)) {
       bytes += granted[count++].length;
     }
     wire::PayloadWriter payload(sizeof(wire::WriteRequest) + count * sizeof(wire::WriteRow));
@@ -365,8 +381,8 @@ std::uint32_t ShmNodeChannel::read(const wire::SessionId& session, std::uint32_t
       statuses[i] = copy_block(row, places(i), options);
       if (statuses[i] == BlockStatus::kCorrupt) report(session, first + i);
     } else {
-      statuses[i] = row.state == wire::BlockState::kMiss ? BlockStatus::kMiss
-                                                         : BlockStatus::kDeviceError;
+      statuses[i] =
+          row.state == wire::BlockState::kMiss ? BlockStatus::kMiss : BlockStatus::kDeviceError;
     }
   }
   release(session, first, count);

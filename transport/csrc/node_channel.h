@@ -22,7 +22,7 @@ namespace hymcache {
 using BlockPlaces = std::function<std::span<const Segment>(std::uint32_t i)>;
 
 struct TransferOptions {
-  bool checksums = true;                        // verify on reads, compute on writes
+  bool checksums = true;                         // verify on reads, compute on writes
   const std::atomic<bool>* cancelled = nullptr;  // looked at between blocks
 };
 
@@ -38,6 +38,8 @@ class NodeChannel {
   virtual const char* transport() const noexcept = 0;
 
   Channel& channel() noexcept { return *channel_; }
+  // Closed because nobody wants what is on its way: that says nothing about the node.
+  bool discarded() const noexcept { return discarded_; }
 
   // These have no response. They leave with the next call that has one, or with flush().
   void prefetch(const wire::SessionId& session, std::span<const wire::PrefetchRow> rows,
@@ -88,10 +90,11 @@ class NodeChannel {
   [[noreturn]] void fail_protocol(const std::string& message);
 
   std::unique_ptr<Channel> channel_;
+  bool discarded_ = false;
 
  private:
-  void commit(std::span<const Granted> granted, const TransferOptions& options,
-              TimePoint deadline, std::span<BlockStatus> statuses);
+  void commit(std::span<const Granted> granted, const TransferOptions& options, TimePoint deadline,
+              std::span<BlockStatus> statuses);
 };
 
 class TcpNodeChannel final : public NodeChannel {
