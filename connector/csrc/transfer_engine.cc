@@ -32,6 +32,16 @@ void TransferEngine::close() {
   saves_.changed.notify_all();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
+  // What was still queued ends here: nobody waits for it in vain.
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, job] : open_) {
+    TransferResult& result = results_.emplace_back();
+    result.job = id;
+    result.is_load = job->is_load;
+    result.statuses.assign(job->blocks.size(), BlockStatus::kCancelled);
+  }
+  open_.clear();
+  finished_.notify_all();
 }
 
 void TransferEngine::submit_load(std::int64_t id, std::uint32_t layout, std::string plan,
@@ -47,9 +57,9 @@ void TransferEngine::submit_load(std::int64_t id, std::uint32_t layout, std::str
   submit(std::move(job), deadline);
 }
 
-void TransferEngine::submit_save(std::int64_t id, std::uint32_t layout,
-                                 std::vector<ObjectKey> keys, std::uint64_t name_space,
-                                 std::vector<std::int64_t> blocks, Clock::duration deadline) {
+void TransferEngine::submit_save(std::int64_t id, std::uint32_t layout, std::vector<ObjectKey> keys,
+                                 std::uint64_t name_space, std::vector<std::int64_t> blocks,
+                                 Clock::duration deadline) {
   if (keys.size() != blocks.size()) {
     throw Error(ErrorKind::kConfig, std::to_string(keys.size()) + " keys for " +
                                         std::to_string(blocks.size()) + " blocks");
