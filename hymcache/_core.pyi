@@ -109,7 +109,8 @@ class StoreClient:
         prefix_order: bool = False,
     ) -> bytes:
         """Writes each buffer as an object; a BlockStatus a key. In prefix order nothing is
-        written after the first block that was not stored."""
+        written after the first block that was not stored. Raises Unavailable when no master
+        answers."""
 
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None:

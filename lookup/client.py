@@ -75,7 +75,8 @@ class Client:
 
         The answer for each is OK, STORED_ALREADY, or why it was skipped or failed; the store
         never makes a writer wait for room. With `prefix_order` the buffers are consecutive blocks
-        of one prefix, and nothing is stored behind the first that was not.
+        of one prefix, and nothing is stored behind the first that was not. Raises Unavailable
+        when no master answers.
         """
         statuses = self._core.put(_joined(keys), buffers, name_space, prefix_order)
         return [BlockStatus(status) for status in statuses]

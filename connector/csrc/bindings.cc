@@ -32,9 +32,8 @@ BlockLayout make_layout(const std::vector<std::uintptr_t>& bases,
   }
   std::vector<BlockLayout::Piece> pieces;
   for (std::size_t i = 0; i < bases.size(); ++i) {
-    pieces.push_back({.base = reinterpret_cast<std::byte*>(bases[i]),
-                      .stride = strides[i],
-                      .bytes = sizes[i]});
+    pieces.push_back(
+        {.base = reinterpret_cast<std::byte*>(bases[i]), .stride = strides[i], .bytes = sizes[i]});
   }
   return {std::move(pieces), num_blocks};
 }
@@ -74,10 +73,10 @@ void bind_connector(py::module_& m) {
       .def_readonly("seconds", &TransferResult::seconds)
       .def_readonly("transport", &TransferResult::transport);
 
-  py::class_<TransferEngine>(m, "TransferEngine")
-      .def(py::init([](std::shared_ptr<StoreClient> client,
-                       const std::vector<BlockLayout>& layouts, std::uint32_t load_threads,
-                       std::uint32_t save_threads) {
+  // Its threads may need the GIL (for a MAC) before they end.
+  py::class_<TransferEngine>(m, "TransferEngine", py::release_gil_before_calling_cpp_dtor())
+      .def(py::init([](std::shared_ptr<StoreClient> client, const std::vector<BlockLayout>& layouts,
+                       std::uint32_t load_threads, std::uint32_t save_threads) {
              return std::make_unique<TransferEngine>(std::move(client), layouts, load_threads,
                                                      save_threads);
            }),

@@ -12,8 +12,7 @@ namespace hymcache {
 namespace {
 
 std::unique_ptr<StorageNode> make_node(NodeId id, const std::string& name,
-                                       const std::string& listen,
-                                       const std::string& advertise_host,
+                                       const std::string& listen, const std::string& advertise_host,
                                        const std::string& unix_path,
                                        const std::vector<std::string>& masters,
                                        std::uint32_t connections_max, const py::bytes& secret,
@@ -144,9 +143,10 @@ void bind_kv_manager(py::module_& m) {
            py::arg("preallocate") = true, py::arg("segment_bytes") = 0);
 
   using ReleaseGil = py::call_guard<py::gil_scoped_release>;
-  py::class_<StorageNode>(m, "StorageNode")
-      .def(py::init(&make_node), py::kw_only(), py::arg("node"), py::arg("name"),
-           py::arg("listen"), py::arg("advertise_host") = "", py::arg("unix_path") = "",
+  // Its thread may need the GIL (to log) before it ends.
+  py::class_<StorageNode>(m, "StorageNode", py::release_gil_before_calling_cpp_dtor())
+      .def(py::init(&make_node), py::kw_only(), py::arg("node"), py::arg("name"), py::arg("listen"),
+           py::arg("advertise_host") = "", py::arg("unix_path") = "",
            py::arg("masters") = std::vector<std::string>{}, py::arg("connections_max") = 4096,
            py::arg("secret") = py::bytes(), py::arg("log"), py::arg("device"),
            py::arg("protocol_version_max") = wire::kVersionMax)

@@ -56,28 +56,55 @@ std::shared_ptr<StoreClient> make_client(const std::vector<std::string>& masters
   return std::make_shared<StoreClient>(std::move(options));
 }
 
-// Python buffers as the places of blocks. Exported until destroyed, with the GIL held.
+// A Python object's memory; held, and let go of, with the GIL.
+class BufferView {
+ public:
+  BufferView(py::handle object, std::size_t place, bool writable) {
+    const std::string name = "buffer " + std::to_string(place);
+    if (PyObject_CheckBuffer(object.ptr()) == 0) {
+      throw Error(ErrorKind::kConfig,
+                  name + " is a " + Py_TYPE(object.ptr())->tp_name +
+                      ", which has no buffer interface: pass bytes, a memoryview or a NumPy array "
+                      "(of a tensor: tensor.view(torch.uint8).numpy())");
+    }
+    // Asked for without strides, so that whatever is not contiguous is refused.
+    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
+      const py::error_already_set reason;
+      throw Error(ErrorKind::kConfig, name + ": " + std::string(py::str(reason.value())));
+    }
+  }
+  BufferView(BufferView&& other) noexcept : view_(std::exchange(other.view_, {})) {}
+  BufferView& operator=(BufferView&&) = delete;
+  ~BufferView() { PyBuffer_Release(&view_); }
+
+  Segment segment() const noexcept {
+    return {.data = view_.buf, .bytes = static_cast<std::size_t>(view_.len)};
+  }
+
+ private:
+  Py_buffer view_{};
+};
+
+// Python buffers as the places of blocks, one for each key.
 class Buffers {
  public:
-  Buffers(const std::vector<py::buffer>& buffers, bool writable) {
-    infos_.reserve(buffers.size());
-    for (const py::buffer& buffer : buffers) {
-      infos_.push_back(buffer.request(writable));
-      const py::buffer_info& info = infos_.back();
-      if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
-        throw Error(ErrorKind::kConfig, "a buffer is not contiguous");
-      }
-      segments_.push_back(
-          {.data = info.ptr, .bytes = static_cast<std::size_t>(info.size * info.itemsize)});
+  Buffers(const py::sequence& objects, std::size_t keys, bool writable) {
+    if (objects.size() != keys) {
+      throw Error(ErrorKind::kConfig, std::to_string(keys) + " keys and " +
+                                          std::to_string(objects.size()) +
+                                          " buffers: each key needs one");
+    }
+    for (std::size_t i = 0; i < keys; ++i) {
+      const py::object object = objects[i];
+      segments_.push_back(views_.emplace_back(object, i, writable).segment());
     }
   }
   BlockPlaces places() const {
     return [this](std::uint32_t i) { return std::span<const Segment>(&segments_[i], 1); };
   }
-  std::size_t size() const noexcept { return segments_.size(); }
 
  private:
-  std::vector<py::buffer_info> infos_;
+  std::vector<BufferView> views_;
   std::vector<Segment> segments_;
 };
 
@@ -95,13 +122,9 @@ py::bytes lookup(StoreClient& client, const py::bytes& raw_keys) {
   return {reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Entry)};
 }
 
-py::bytes get(StoreClient& client, const py::bytes& raw_keys,
-              const std::vector<py::buffer>& into) {
+py::bytes get(StoreClient& client, const py::bytes& raw_keys, const py::sequence& into) {
   const std::vector<ObjectKey> keys = to_keys(raw_keys);
-  const Buffers buffers(into, /*writable=*/true);
-  if (keys.size() != buffers.size()) {
-    throw Error(ErrorKind::kConfig, "as many keys as buffers are needed");
-  }
+  const Buffers buffers(into, keys.size(), /*writable=*/true);
   std::vector<BlockStatus> statuses(keys.size(), BlockStatus::kUnavailable);
   {
     const py::gil_scoped_release release;
@@ -113,18 +136,17 @@ py::bytes get(StoreClient& client, const py::bytes& raw_keys,
   return to_bytes(statuses);
 }
 
-py::bytes put(StoreClient& client, const py::bytes& raw_keys, const std::vector<py::buffer>& from,
+py::bytes put(StoreClient& client, const py::bytes& raw_keys, const py::sequence& from,
               std::uint64_t name_space, bool prefix_order) {
   const std::vector<ObjectKey> keys = to_keys(raw_keys);
-  const Buffers buffers(from, /*writable=*/false);
-  if (keys.size() != buffers.size()) {
-    throw Error(ErrorKind::kConfig, "as many keys as buffers are needed");
-  }
+  const Buffers buffers(from, keys.size(), /*writable=*/false);
   std::vector<BlockStatus> statuses(keys.size());
   {
     const py::gil_scoped_release release;
+    const TimePoint deadline = client.deadline();
+    client.require_members(deadline);
     client.write(name_space, prefix_order, keys, buffers.places(),
-                 {.checksums = client.options().checksums}, client.deadline(), statuses);
+                 {.checksums = client.options().checksums}, deadline, statuses);
   }
   return to_bytes(statuses);
 }
@@ -209,7 +231,8 @@ void bind_lookup(py::module_& m) {
       .def_readonly("reason", &Match::reason)
       .def_readonly("seconds", &Match::seconds);
 
-  py::class_<PrefixMatcher>(m, "PrefixMatcher")
+  // Its thread may need the GIL (for a MAC) before it ends.
+  py::class_<PrefixMatcher>(m, "PrefixMatcher", py::release_gil_before_calling_cpp_dtor())
       .def(py::init<std::shared_ptr<StoreClient>>(), py::arg("client"))
       .def(
           "start",
