@@ -20,6 +20,8 @@
 
 namespace hymcache::testing {
 
+using wire_testing::eventually;
+
 inline constexpr std::uint32_t kKiB = 1u << 10;
 
 inline ObjectKey numbered_key(std::uint64_t number) {
