@@ -111,6 +111,9 @@ def ttft(
     ] = "2000,8000",
     reps: Annotated[int, typer.Option(min=1, max=1000, help="Prompts of each length.")] = 5,
     peer: Annotated[list[Peer], typer.Option(help="Time this too, in turn; may be repeated.")] = [],  # noqa: B006 - Typer copies it
+    transport: Annotated[
+        TransportChoice, typer.Option(help="How HyMCache's bytes move.")
+    ] = TransportChoice.AUTO,
     cache_dir: CacheOption = default_cache_dir(),  # noqa: B008 - shown in the help text
 ) -> None:
     """Time to first token when another engine has computed the prompt's KV."""
@@ -121,6 +124,7 @@ def ttft(
         tokens=_lengths(tokens),
         repetitions=reps,
         peers=tuple(peer),
+        transport=transport,
     )
     out.mkdir(parents=True, exist_ok=True)
     with _running(console):

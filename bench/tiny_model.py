@@ -62,7 +62,6 @@ MID: Final = ModelShape(
     positions_max=16384,
     initializer_range=0.1,
 )
-SHAPES: Final = {shape.name: shape for shape in (TINY, MID)}
 
 
 def model_dir(shape: ModelShape, cache_dir: Path) -> Path:

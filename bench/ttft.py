@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hymcache.bench.engine_process import EngineProcess, Generation
+from hymcache.bench.cost import process_cpu_s
+from hymcache.bench.engine_process import EngineProcess
 from hymcache.bench.mooncake_peer import PeerMissing
 from hymcache.bench.prompt import random_prompt
 from hymcache.bench.samples import SampleLog, machine_context
 from hymcache.bench.tiny_model import MID, make_model
+from hymcache.bench.transport_choice import TransportChoice
 from hymcache.bench.ttft_system import (
     Peer,
     Place,
@@ -44,6 +46,7 @@ class TtftOptions:
     repetitions: int = 5
     peers: tuple[Peer, ...] = ()
     ours: bool = True
+    transport: TransportChoice = TransportChoice.AUTO  # of ours
     seed: int = 1
 
     @property
@@ -80,7 +83,9 @@ def run_ttft(options: TtftOptions, report: Report, advance: Callable[[], None]) 
     log = SampleLog(options.samples_path, machine_context())
     missing: dict[str, str] = {}
     with ExitStack() as stack:
-        systems = [stack.enter_context(hymcache_system(place))] if options.ours else []
+        systems = (
+            [stack.enter_context(hymcache_system(place, options.transport))] if options.ours else []
+        )
         for peer in options.peers:
             report(f"starting {peer}")
             try:
@@ -131,21 +136,23 @@ def _measure(
 
 
 def _measure_prompt(pair: EnginePair, prompt: list[int], repetition: int, log: SampleLog) -> None:
-    phases: dict[str, Generation] = {}
+    expected: tuple[int, ...] | None = None
     for phase, engine in (("cold", pair.first), ("remote", pair.second), ("local", pair.second)):
-        phases[phase] = engine.generate(prompt, tokens_max=ANSWER_TOKENS, drain_s=_DRAIN_S)
-    expected = phases["cold"].tokens
-    for phase, answer in phases.items():
+        server_before_s = sum(map(process_cpu_s, pair.system.server_pids))
+        answer = engine.generate(prompt, tokens_max=ANSWER_TOKENS, drain_s=_DRAIN_S)
+        expected = expected or answer.tokens
         log.add(
             "ttft",
             system=pair.system.name,
             phase=phase,
             tokens=len(prompt),
+            kv_bytes=len(prompt) * MID.kv_bytes_per_token,
             repetition=repetition,
             ttft_s=answer.ttft_s,
             ttft_cpu_s=answer.ttft_cpu_s,
             total_s=answer.total_s,
             total_cpu_s=answer.total_cpu_s,
+            server_cpu_s=sum(map(process_cpu_s, pair.system.server_pids)) - server_before_s,
             cached_tokens=answer.cached_tokens,
             tokens_equal=answer.tokens == expected,
         )

@@ -17,6 +17,7 @@ from typing import Any, Final
 from hymcache.bench.engine_process import EngineOptions
 from hymcache.bench.mooncake_peer import running_mooncake
 from hymcache.bench.service import ServiceOptions, running_service
+from hymcache.bench.transport_choice import TransportChoice
 from hymcache.limits import GIB
 
 OURS: Final = "hymcache"
@@ -65,14 +66,14 @@ def hymcache_transfer_config(master: str, **extra: object) -> dict[str, Any]:
 
 
 @contextmanager
-def hymcache_system(place: Place, **extra: object) -> Iterator[RunningSystem]:
+def hymcache_system(place: Place, transport: TransportChoice) -> Iterator[RunningSystem]:
     """The embedded service, `hymcache up`, with DRAM and disk for all prompts of a run."""
     with tempfile.TemporaryDirectory(prefix="device-", dir=place.cache_dir) as folder:
         options = ServiceOptions(capacity_bytes=4 * GIB, staging_bytes=GIB, write_buffer_bytes=GIB)
         with running_service(
             Path(folder), place.log_dir, embedded=True, options=options
         ) as service:
-            config = hymcache_transfer_config(service.master, staging_bytes=GIB, **extra)
+            config = hymcache_transfer_config(service.master, transport=transport.value)
             yield RunningSystem(
                 OURS, lambda name: place.engine(f"{OURS}-{name}", config), service.pids
             )
