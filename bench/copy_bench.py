@@ -72,13 +72,15 @@ class CopyBench:
         self._node = NodeMetrics(service.node_http)
 
     def warm_up(self, cases: Sequence[CopyCase], write_buffer_bytes: int) -> None:
-        """Every client touches all of the write buffer, so that no sample pays for page faults."""
+        """Every client touches all of the server's memory: no sample shall pay for page faults."""
         block_bytes = max(case.block_bytes for case in cases)
         for client in self._clients.values():
             for _ in range(write_buffer_bytes // WORKING_SET_BYTES):
                 self._put(client, block_bytes)
                 self._get(client, block_bytes, self._put_last[block_bytes], passes=1)
                 self._node.wait_flushed(_FLUSH_TIMEOUT_S)
+        for reference in self._references.values():
+            self._measure_reference(reference, cases[0])
         for case in cases:
             if case.operation == "put":
                 self._put(self._clients[case.transport, False], case.block_bytes)

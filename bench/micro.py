@@ -22,8 +22,8 @@ from hymcache.errors import ConfigError
 from hymcache.limits import GIB, LOOKUP_KEYS_MAX
 from hymcache.lookup import Client
 
-# Room for two working sets: that of a put without checksums and that of one with them.
-_WRITE_BUFFER_BYTES: Final = 2 * WORKING_SET_BYTES
+# Room for three working sets: those of the last puts stay, and a node that is half full may flush
+_WRITE_BUFFER_BYTES: Final = 3 * WORKING_SET_BYTES
 
 Report = Callable[[str], None]
 

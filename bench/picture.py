@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours: told apart by every kind of colour vision.
-_GREY: Final = "#9a9a9a"
+_GREY: Final = "#7a7a7a"
 _BLUE: Final = "#0072b2"
 _SKY: Final = "#56b4e9"
 _ORANGE: Final = "#e69f00"
@@ -33,16 +33,20 @@ _BAR: Final = 0.26
 def draw_micro(samples: Sequence[Sample], path: Path) -> None:
     """CPU seconds per GB of every copy beside its reference: medians, and the range of rounds."""
     costs = copy_costs(samples)
-    figure, axes = _new_figure(width=9.0, height=4.2)
-    names = list(costs)
-    for index, (side, (label, colour)) in enumerate(_SIDES.items()):
-        places = [i + (index - 1) * _BAR for i, name in enumerate(names) if side in costs[name]]
-        rounds = [costs[name][side] for name in names if side in costs[name]]
-        _bars(axes, places, rounds, label, colour)
-    axes.set_xticks(range(len(names)), [name.replace("_", "\n") for name in names])
-    axes.set_ylabel("CPU seconds per GB, client and server")
-    axes.set_title("Copies of blocks: median of rounds, whiskers from least to most", loc="left")
-    _save(figure, axes, path)
+    transports = list(dict.fromkeys(name.partition("_")[0] for name in costs))
+    figure, panels = _new_figure(1.0 + 5.0 * len(transports), 4.2, panels=len(transports))
+    for axes, transport in zip(panels, transports, strict=True):
+        names = [name for name in costs if name.startswith(f"{transport}_")]
+        sides = {side: look for side, look in _SIDES.items() if side in costs[names[0]]}
+        for index, (side, (label, colour)) in enumerate(sides.items()):
+            shift = (index - (len(sides) - 1) / 2) * _BAR
+            places = [i + shift for i in range(len(names))]
+            _bars(axes, places, [costs[name][side] for name in names], label, colour)
+        labels = [name.removeprefix(f"{transport}_").replace("_", " ") for name in names]
+        axes.set_xticks(range(len(names)), labels)
+        axes.set_title(f"{transport}: median of rounds, least to most", loc="left")
+    panels[0].set_ylabel("CPU seconds per GB, client and server")
+    _save(figure, panels, path)
 
 
 def draw_ttft(samples: Sequence[Sample], path: Path) -> None:
@@ -50,7 +54,7 @@ def draw_ttft(samples: Sequence[Sample], path: Path) -> None:
     timed = of_kind(samples, "ttft")
     groups = list(dict.fromkeys((sample["tokens"], sample["system"]) for sample in timed))
     groups.sort()
-    figure, axes = _new_figure(width=max(6.0, 1.8 * len(groups) + 1.5), height=4.2)
+    figure, (axes,) = _new_figure(max(6.0, 1.8 * len(groups) + 1.5), 4.2)
     for index, phase in enumerate(PHASES):
         places, rounds = [], []
         for i, (tokens, system) in enumerate(groups):
@@ -70,16 +74,16 @@ def draw_ttft(samples: Sequence[Sample], path: Path) -> None:
     axes.set_xticks(range(len(groups)), [f"{system}\n{tokens} tokens" for tokens, system in groups])
     axes.set_ylabel("TTFT, ms")
     axes.set_title("Time to first token: median, whiskers from least to most", loc="left")
-    _save(figure, axes, path)
+    _save(figure, [axes], path)
 
 
-def _new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+def _new_figure(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("pictures need matplotlib: pip install 'hymcache[bench]'") from error
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
 
 def _bars(
@@ -99,12 +103,15 @@ def _bars(
         places, middles, yerr=[below, above], fmt="none", ecolor="#333333", elinewidth=0.8
     )
     if labelled:
-        axes.bar_label(bars, [f"{middle:.0f}" for middle in middles], padding=2, fontsize=8)
+        labels = [f"{middle:.0f}" for middle in middles]
+        axes.bar_label(bars, labels, label_type="center", fontsize=8, color="white")
 
 
-def _save(figure: Figure, axes: Axes, path: Path) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.legend(frameon=False)
+def _save(figure: Figure, panels: Sequence[Axes], path: Path) -> None:
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.margins(y=0.3)  # room for the legend
+        axes.legend(frameon=False, loc="upper left", ncols=3, fontsize=8)
     figure.savefig(path, dpi=150)
