@@ -94,16 +94,16 @@ CONFIGURE = mkdir -p build && cmake -S . -B build/$(1) -G Ninja -DHYMCACHE_PYTHO
 
 cpp-tests: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests
 	@$(call CONFIGURE,tests,-DHYMCACHE_TESTS=ON)
-	@build/tests/core_tests --minimal
+	@build/tests/core_tests
 
 test-asan: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests under ASan and UBSan
 	@$(call CONFIGURE,asan,-DHYMCACHE_TESTS=ON -DHYMCACHE_SANITIZE=address$(COMMA)undefined)
-	@build/asan/core_tests --minimal
+	@build/asan/core_tests
 
 # Without address randomization: older runtimes of TSan know only some of Linux's layouts.
 test-tsan: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests under TSan
 	@$(call CONFIGURE,tsan,-DHYMCACHE_TESTS=ON -DHYMCACHE_SANITIZE=thread)
-	@setarch --addr-no-randomize build/tsan/core_tests --minimal
+	@setarch --addr-no-randomize build/tsan/core_tests
 
 # The corpus grows in build/; inputs worth keeping go to tests/fuzz/corpus/.
 fuzz: $(STAMPS)/system-fuzz $(STAMPS)/package ## Run each fuzz target for FUZZ_SECONDS (clang)
