@@ -105,24 +105,31 @@ const Entry* ObjectIndex::find(const ObjectKey& key, NodeId node) const noexcept
   return find_if(key, [node](const Entry& row) { return row.node == node; });
 }
 
+std::uint32_t ObjectIndex::first_with_tag(const Table& table, std::uint32_t slot,
+                                          std::uint32_t tag) const noexcept {
+  for (; table.words[slot] != 0; slot = next_slot(table, slot)) {
+    if ((table.words[slot] & ~row_mask_) == tag) return slot;
+  }
+  return kNone;
+}
+
+void ObjectIndex::approach(std::span<const ObjectKey> keys, Approach* out) const noexcept {
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const Place place = place_of(keys[i]);
+    const Table& table = tables_[place.table];
+    out[i] = {&table, place.tag, home_slot(table, place)};
+    __builtin_prefetch(table.words.get() + out[i].slot);
+  }
+  for (Approach& at : std::span(out, keys.size())) {
+    const Table& table = *at.table;
+    at.slot = table.used == 0 ? kNone : first_with_tag(table, at.slot, at.tag);
+    if (at.slot != kNone) __builtin_prefetch(&row_at(row_of(table.words[at.slot])));
+  }
+}
+
 void ObjectIndex::prefetch(std::span<const ObjectKey> keys) const noexcept {
-  keys = keys.first(std::min(keys.size(), kPrefetchMax));
-  std::array<Place, kPrefetchMax> places;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    places[i] = place_of(keys[i]);
-    const Table& table = tables_[places[i].table];
-    __builtin_prefetch(table.words.get() + home_slot(table, places[i]));
-  }
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const Table& table = tables_[places[i].table];
-    if (table.used == 0) continue;
-    std::uint32_t slot = home_slot(table, places[i]);
-    for (; table.words[slot] != 0; slot = next_slot(table, slot)) {
-      if ((table.words[slot] & ~row_mask_) != places[i].tag) continue;
-      __builtin_prefetch(&row_at(row_of(table.words[slot])));
-      break;
-    }
-  }
+  std::array<Approach, kBatchMax> unused;
+  approach(keys.first(std::min(keys.size(), unused.size())), unused.data());
 }
 
 Entry* ObjectIndex::upsert(const Entry& entry) {

@@ -9,6 +9,7 @@
 // Not for use by several threads at once: an index belongs to one event loop.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -44,9 +45,12 @@ class ObjectIndex {
   template <class Pred>
   const Entry* find_if(const ObjectKey& key, Pred pred) const;
 
-  // Starts loading what find() will touch; for batches of up to kPrefetchMax keys (more are left
-  // out), to wait for memory once instead of once a key.
-  static constexpr std::size_t kPrefetchMax = 64;
+  // Batches of up to kBatchMax keys (more are left out) wait for memory twice, not twice a key.
+  static constexpr std::size_t kBatchMax = 64;
+  // As find_if() for each key; calls visit(i, const Entry*) in their order.
+  template <class Pred, class Visit>
+  void find_each(std::span<const ObjectKey> keys, Pred pred, Visit visit) const;
+  // Starts loading what find() will touch.
   void prefetch(std::span<const ObjectKey> keys) const noexcept;
 
   // Inserts the row, or replaces the one with its key and node. Null when the index is full. Throws
@@ -106,9 +110,24 @@ class ObjectIndex {
   }
   std::uint32_t row_of(std::uint32_t word) const noexcept { return (word & row_mask_) - 1; }
 
+  // Where the search for a key has got to without a look at any row.
+  struct Approach {
+    const Table* table;
+    std::uint32_t tag;
+    std::uint32_t slot;  // the first with this tag, or kNone
+  };
+  std::uint32_t first_with_tag(const Table& table, std::uint32_t slot,
+                               std::uint32_t tag) const noexcept;
+  // Starts loading the rows that the slots name.
+  void approach(std::span<const ObjectKey> keys, Approach* out) const noexcept;
+
   // The slot of the first row of this key for which pred holds, or kNone.
   template <class Pred>
   std::uint32_t find_slot(const Place& place, const ObjectKey& key, Pred pred) const;
+  // The same from `slot` on, of a table that is not empty.
+  template <class Pred>
+  std::uint32_t find_slot_from(const Table& table, std::uint32_t slot, std::uint32_t tag,
+                               const ObjectKey& key, Pred pred) const;
   void insert_word(Table& table, const Place& place, std::uint32_t row) noexcept;
   void grow(Table& table);
   std::uint32_t take_row();
@@ -129,13 +148,32 @@ template <class Pred>
 std::uint32_t ObjectIndex::find_slot(const Place& place, const ObjectKey& key, Pred pred) const {
   const Table& table = tables_[place.table];
   if (table.used == 0) return kNone;
+  return find_slot_from(table, home_slot(table, place), place.tag, key, pred);
+}
+
+template <class Pred>
+std::uint32_t ObjectIndex::find_slot_from(const Table& table, std::uint32_t slot, std::uint32_t tag,
+                                          const ObjectKey& key, Pred pred) const {
   // Ends at a free word: a table is never full.
-  for (std::uint32_t slot = home_slot(table, place);; slot = next_slot(table, slot)) {
+  for (;; slot = next_slot(table, slot)) {
     const std::uint32_t word = table.words[slot];
     if (word == 0) return kNone;
-    if ((word & ~row_mask_) != place.tag) continue;
+    if ((word & ~row_mask_) != tag) continue;
     const Entry& row = row_at(row_of(word));
     if (row.key == key && pred(row)) return slot;
+  }
+}
+
+template <class Pred, class Visit>
+void ObjectIndex::find_each(std::span<const ObjectKey> keys, Pred pred, Visit visit) const {
+  std::array<Approach, kBatchMax> found;
+  keys = keys.first(std::min(keys.size(), found.size()));
+  approach(keys, found.data());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const Approach& at = found[i];
+    const std::uint32_t slot =
+        at.slot == kNone ? kNone : find_slot_from(*at.table, at.slot, at.tag, keys[i], pred);
+    visit(i, slot == kNone ? nullptr : &row_at(row_of(at.table->words[slot])));
   }
 }
 

@@ -10,7 +10,7 @@ namespace {
 template <class Row, class Visit>
 void visit_prefetched(const ObjectIndex& index, wire::Bytes rows, Visit visit) {
   const std::size_t count = rows.size() / sizeof(Row);
-  std::array<ObjectKey, ObjectIndex::kPrefetchMax> keys;
+  std::array<ObjectKey, ObjectIndex::kBatchMax> keys;
   for (std::size_t begin = 0; begin < count; begin += keys.size()) {
     const std::size_t end = std::min(count, begin + keys.size());
     for (std::size_t i = begin; i < end; ++i) keys[i - begin] = wire::row_at<Row>(rows, i).key;
@@ -22,16 +22,15 @@ void visit_prefetched(const ObjectIndex& index, wire::Bytes rows, Visit visit) {
 }  // namespace
 
 std::uint32_t Catalog::lookup(std::span<const ObjectKey> keys, Entry* rows_out) const noexcept {
-  index_.prefetch(keys);
   std::uint32_t hits = 0;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const Entry* const row = index_.find_if(keys[i], [this](const Entry& candidate) {
-      const NodeRecord* const node = members_.find(candidate.node);
-      return node != nullptr && node->shows(candidate);
-    });
+  const auto is_shown = [this](const Entry& row) {
+    const NodeRecord* const node = members_.find(row.node);
+    return node != nullptr && node->shows(row);
+  };
+  index_.find_each(keys, is_shown, [&](std::size_t i, const Entry* row) {
     rows_out[i] = row != nullptr ? *row : Entry{};
     hits += row != nullptr ? 1 : 0;
-  }
+  });
   return hits;
 }
 

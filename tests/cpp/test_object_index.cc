@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <map>
 #include <random>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -125,13 +127,25 @@ class Pair {
     REQUIRE(cursor == 0);
   }
 
+  void check_batch(std::span<const ObjectKey> keys) const {
+    const auto is_odd = [](const Entry& row) { return row.node % 2 == 1; };
+    std::size_t visited = 0;
+    index_.find_each(keys, is_odd, [&](std::size_t i, const Entry* row) {
+      REQUIRE(i == visited++);
+      REQUIRE(row == index_.find_if(keys[i], is_odd));
+    });
+    REQUIRE(visited == keys.size());
+  }
+
   void check_all() const {
-    std::vector<ObjectKey> batch;
+    std::array<ObjectKey, 33> batch;
+    batch.back() = key_of(0, 8);  // absent
+    std::size_t batched = 0;
     for (const auto& [key, known] : model_) {
-      batch.push_back(key);
-      if (batch.size() == 32) {
-        index_.prefetch(batch);
-        batch.clear();
+      batch[batched++] = key;
+      if (batched == 32) {
+        check_batch(batch);
+        batched = 0;
       }
       check(key, known.entry.node);
     }
@@ -262,6 +276,14 @@ TEST_CASE("object index: limits are checked") {
   std::uint32_t cursor = 0;
   CHECK(index.sweep(cursor, 10, [](Entry&) { return true; }));
   index.prefetch({});
+  std::array<ObjectKey, ObjectIndex::kBatchMax + 1> many;
+  many.fill(key_of(1));
+  index.prefetch(many);
+  std::size_t visited = 0;
+  index.find_each(
+      many, [](const Entry&) { return true; },
+      [&visited](std::size_t, const Entry* row) { visited += row == nullptr ? 1 : 0; });
+  CHECK(visited == ObjectIndex::kBatchMax);
 }
 
 TEST_CASE("object index: find_if takes the first row that pleases, and a row can be changed") {
