@@ -1,149 +1,19 @@
-// A master behind real sockets: every message, what it refuses, and that it outlives all of it.
+// A master behind real sockets: what nodes and clients may count on.
 #include <doctest/doctest.h>
-#include <sys/socket.h>
 
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "master/csrc/master_server.h"
-#include "transport/csrc/channel.h"
+#include "tests/cpp/master_peers.h"
 
 namespace hymcache {
 namespace {
 
+using namespace master_tests;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-TimePoint soon() { return Clock::now() + seconds(10); }
-
-ObjectKey make_key(std::uint64_t number) {
-  ObjectKey key{};
-  std::memcpy(key.data(), &number, sizeof number);
-  return key;
-}
-
-MasterOptions make_options(milliseconds lease = seconds(10)) {
-  MasterOptions options;
-  options.listen = {Endpoint::parse("127.0.0.1:0")};
-  options.name = "m";
-  options.lease = lease;
-  options.rows_max = 1u << 16;
-  return options;
-}
-
-std::unique_ptr<Channel> connect(const MasterServer& master, wire::Role role,
-                                 Identity identity = {}) {
-  identity.role = role;
-  identity.name = "test";
-  return Channel::connect(master.endpoints().front(), identity, wire::Role::kMaster, soon());
-}
-
-wire::MembersReply ask_members(Channel& channel, std::vector<wire::Member>* members_out) {
-  const auto frame = channel.call(wire::Type::kMembers, {}, {}, soon());
-  wire::PayloadReader reader(frame.payload, "MEMBERS reply");
-  const auto reply = reader.take<wire::MembersReply>();
-  const wire::Bytes rows = reader.take_rows<wire::Member>(reply.count, wire::kNodesMax);
-  reader.finish();
-  members_out->clear();
-  for (std::size_t i = 0; i < reply.count; ++i) {
-    members_out->push_back(wire::row_at<wire::Member>(rows, i));
-  }
-  return reply;
-}
-
-std::vector<Entry> ask(Channel& channel, const std::vector<ObjectKey>& keys) {
-  const wire::LookupRequest request{.count = static_cast<std::uint32_t>(keys.size()),
-                                    .reserved = 0};
-  const auto frame = channel.call(wire::Type::kLookup, wire::as_bytes(request),
-                                  std::as_bytes(std::span(keys)), soon());
-  wire::PayloadReader reader(frame.payload, "LOOKUP reply");
-  const auto reply = reader.take<wire::LookupReply>();
-  const wire::Bytes raw = reader.take_rows<Entry>(reply.count, wire::kLookupKeysMax);
-  reader.finish();
-  std::vector<Entry> rows;
-  for (std::size_t i = 0; i < reply.count; ++i) rows.push_back(wire::row_at<Entry>(raw, i));
-  return rows;
-}
-
-// A storage node as far as a master can tell.
-class Node {
- public:
-  Node(const MasterServer& master, NodeId id, std::uint64_t incarnation)
-      : id_(id), channel_(connect(master, wire::Role::kNode)) {
-    member_.node = id;
-    member_.incarnation = incarnation;
-    member_.name = wire::to_text<64>("n" + std::to_string(id));
-    member_.tcp = wire::to_text<64>("127.0.0.1:7410");
-  }
-
-  template <class Reply, class Request>
-  Reply call(wire::Type type, const Request& request, wire::Bytes rows = {}) {
-    const auto frame = channel_->call(type, wire::as_bytes(request), rows, soon());
-    wire::PayloadReader reader(frame.payload, "reply");
-    const auto reply = reader.take<Reply>();
-    reader.finish();
-    return reply;
-  }
-  wire::RegisterReply enroll() { return call<wire::RegisterReply>(wire::Type::kRegister, member_); }
-  wire::PublishReply publish(const std::vector<std::uint64_t>& keys, Generation generation) {
-    std::vector<Entry> rows(keys.size());
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      rows[i].key = make_key(keys[i]);
-      rows[i].node = id_;
-      rows[i].generation = generation;
-      rows[i].flags = Entry::kValid;
-    }
-    return publish_rows(rows);
-  }
-  wire::PublishReply publish_rows(const std::vector<Entry>& rows) {
-    const wire::PublishRequest request{.count = static_cast<std::uint32_t>(rows.size()),
-                                       .reserved = 0};
-    return call<wire::PublishReply>(wire::Type::kPublish, request, std::as_bytes(std::span(rows)));
-  }
-  std::uint32_t withdraw(std::uint64_t key, Generation generation) {
-    const wire::WithdrawRequest request{.count = 1, .reserved = 0};
-    const wire::WithdrawRow row{.key = make_key(key), .generation = generation};
-    return call<wire::WithdrawReply>(wire::Type::kWithdraw, request, wire::as_bytes(row)).removed;
-  }
-  void sync() { channel_->call(wire::Type::kSynced, {}, {}, soon()); }
-  wire::HeartbeatReply beat() {
-    return call<wire::HeartbeatReply>(
-        wire::Type::kHeartbeat,
-        wire::HeartbeatRequest{
-            .capacity_bytes = 100, .used_bytes = 40, .objects = 2, .sessions = 1});
-  }
-  wire::Member& member() { return member_; }
-  Channel& channel() { return *channel_; }
-
- private:
-  NodeId id_;
-  std::unique_ptr<Channel> channel_;
-  wire::Member member_;
-};
-
-template <class Predicate>
-bool eventually(Predicate predicate) {
-  for (const TimePoint end = soon(); Clock::now() < end;) {
-    if (predicate()) return true;
-    std::this_thread::sleep_for(milliseconds(2));
-  }
-  return false;
-}
-
-// The kind of error that `body` ends in.
-template <class Body>
-ErrorKind error_of(Body body, std::string* message_out = nullptr) {
-  try {
-    body();
-  } catch (const Error& error) {
-    if (message_out != nullptr) *message_out = error.what();
-    return error.kind();
-  }
-  FAIL("no error came");
-  return ErrorKind::kDevice;
-}
 
 TEST_CASE("master: what a node publishes is found, until it is withdrawn") {
   MasterServer master(make_options());
@@ -306,161 +176,6 @@ TEST_CASE("master: a second live node of one name is refused with what to do abo
   CHECK_FALSE(ask(*client, {make_key(1)})[0].valid());
 }
 
-TEST_CASE("master: what a peer may not say ends its connection, and only that") {
-  MasterServer master(make_options());
-  master.start();
-  const auto client = connect(master, wire::Role::kClient);
-  Node node(master, 7, 1);
-  node.enroll();
-  std::string message;
-
-  SUBCASE("a client registers") {
-    const auto other = connect(master, wire::Role::kClient);
-    CHECK(
-        error_of(
-            [&] { other->call(wire::Type::kRegister, wire::as_bytes(node.member()), {}, soon()); },
-            &message) == ErrorKind::kProtocol);
-  }
-  SUBCASE("a client publishes") {
-    const auto other = connect(master, wire::Role::kClient);
-    const wire::PublishRequest request;
-    CHECK(error_of([&] {
-            other->call(wire::Type::kPublish, wire::as_bytes(request), {}, soon());
-          }) == ErrorKind::kProtocol);
-  }
-  SUBCASE("a row of another node") {
-    Entry row;
-    row.node = 8;
-    row.generation = 1;
-    row.flags = Entry::kValid;
-    CHECK(error_of([&] { node.publish_rows({row}); }, &message) == ErrorKind::kProtocol);
-    CHECK(message.find("another node") != std::string::npos);
-  }
-  SUBCASE("a row that names nothing") {
-    Entry row;
-    row.node = 7;
-    CHECK(error_of([&] { node.publish_rows({row}); }) == ErrorKind::kProtocol);
-  }
-  SUBCASE("more rows than announced, or fewer") {
-    const wire::PublishRequest request{.count = 2, .reserved = 0};
-    const Entry row;
-    CHECK(error_of([&] {
-            node.call<wire::PublishReply>(wire::Type::kPublish, request, wire::as_bytes(row));
-          }) == ErrorKind::kProtocol);
-  }
-  SUBCASE("33 keys") {
-    CHECK(error_of([&] { ask(node.channel(), std::vector<ObjectKey>(33)); }, &message) ==
-          ErrorKind::kProtocol);
-    CHECK(message.find("at most 32") != std::string::npos);
-  }
-  SUBCASE("a count that would overflow") {
-    const wire::LookupRequest request{.count = 0xFFFF'FFFFu, .reserved = 0};
-    CHECK(error_of([&] { node.call<wire::LookupReply>(wire::Type::kLookup, request); }) ==
-          ErrorKind::kProtocol);
-  }
-  SUBCASE("a message for storage nodes") {
-    CHECK(error_of([&] { node.channel().call(wire::Type::kAttach, {}, {}, soon()); }) ==
-          ErrorKind::kProtocol);
-  }
-  SUBCASE("bulk bytes") {
-    char bytes[64] = {};
-    const iovec bulk{.iov_base = bytes, .iov_len = sizeof bytes};
-    const wire::LookupRequest request;
-    CHECK(error_of([&] {
-            const auto id = node.channel().send(wire::Type::kLookup, wire::as_bytes(request), {},
-                                                soon(), {&bulk, 1});
-            node.channel().receive(wire::Type::kLookup, id, soon());
-          }) == ErrorKind::kProtocol);
-  }
-  SUBCASE("another node on the same connection") {
-    node.member().node = 8;
-    CHECK(error_of([&] { node.enroll(); }) == ErrorKind::kProtocol);
-  }
-  CHECK(ask(*client, {make_key(1)}).size() == 1);
-  CHECK(eventually([&] { return master.stats().server.protocol_errors == 1; }));
-}
-
-TEST_CASE("master: a member that cannot be is refused") {
-  MasterServer master(make_options());
-  master.start();
-  Node node(master, 7, 1);
-  SUBCASE("without a name") { node.member().name = {}; }
-  SUBCASE("a line break in its name") { node.member().name = wire::to_text<64>("a\nb"); }
-  SUBCASE("a name without an end") { node.member().name.fill('a'); }
-  SUBCASE("nowhere to connect to") { node.member().tcp = {}; }
-  SUBCASE("the id 0") { node.member().node = 0; }
-  CHECK(error_of([&] { node.enroll(); }) == ErrorKind::kProtocol);
-  CHECK(master.members().empty());
-}
-
-TEST_CASE("master: publishing before REGISTER is answered, not punished") {
-  MasterServer master(make_options());
-  master.start();
-  Node node(master, 7, 1);
-  CHECK(error_of([&] { node.publish({1}, 5); }) == ErrorKind::kUnavailable);
-}
-
-TEST_CASE("master: garbage and frames too large end their connection, and the master lives") {
-  MasterServer master(make_options());
-  master.start();
-  const auto send_raw = [&](wire::Bytes bytes) {
-    const UniqueFd fd = connect_socket(master.endpoints().front(), soon());
-    ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    // An ERROR frame may come first; then the end of the stream.
-    std::vector<std::byte> answer(4096);
-    while (::recv(fd.get(), answer.data(), answer.size(), 0) > 0) {
-    }
-  };
-  std::vector<std::byte> garbage(10'000, std::byte{0xA5});
-  send_raw(garbage);
-  wire::Header header = wire::make_header(wire::Type::kHello, 0, 1, {}, 0);
-  header.payload_bytes = 0xFFFF'FFFFu;
-  send_raw(wire::as_bytes(header));
-  header = wire::make_header(wire::Type::kHello, 0, 1, {}, wire::kBulkBytesMax + 1);
-  send_raw(wire::as_bytes(header));
-  header = wire::make_header(wire::Type::kLookup, 0, 1, {}, 0);  // before HELLO
-  send_raw(wire::as_bytes(header));
-
-  const auto client = connect(master, wire::Role::kClient);
-  CHECK(ask(*client, {make_key(1)}).size() == 1);
-}
-
-TEST_CASE("master: another protocol version is refused with both named") {
-  MasterServer master(make_options());
-  master.start();
-  Identity identity;
-  identity.version_min = wire::kVersionMax + 1;
-  identity.version_max = wire::kVersionMax + 3;
-  std::string message;
-  CHECK(error_of([&] { connect(master, wire::Role::kClient, identity); }, &message) ==
-        ErrorKind::kProtocol);
-  CHECK(message.find("speaks protocol version 2 to 4") != std::string::npos);
-  CHECK(message.find("speaks 1:") != std::string::npos);
-}
-
-TEST_CASE("master: a secret is required where one is set") {
-  const auto make_mac = [](char secret) {
-    return [secret](std::string_view message) {
-      wire::Mac mac{};
-      for (std::size_t i = 0; i < message.size(); ++i) {
-        mac[i % mac.size()] =
-            static_cast<std::uint8_t>(mac[i % mac.size()] * 31 + message[i] + secret);
-      }
-      return mac;
-    };
-  };
-  MasterOptions options = make_options();
-  options.mac = make_mac('a');
-  MasterServer master(options);
-  master.start();
-  Identity identity;
-  CHECK(error_of([&] { connect(master, wire::Role::kClient, identity); }) == ErrorKind::kConfig);
-  identity.mac = make_mac('b');
-  CHECK(error_of([&] { connect(master, wire::Role::kClient, identity); }) == ErrorKind::kConfig);
-  identity.mac = make_mac('a');
-  CHECK(ask(*connect(master, wire::Role::kClient, identity), {make_key(1)}).size() == 1);
-}
-
 TEST_CASE("master: it can be stopped while it is asked, and started again") {
   MasterServer master(make_options(milliseconds(100)));
   CHECK(error_of([&] { master.stats(); }) == ErrorKind::kUnavailable);
@@ -487,17 +202,6 @@ TEST_CASE("master: it can be stopped while it is asked, and started again") {
     watcher.join();
     CHECK(error_of([&] { node.beat(); }) == ErrorKind::kUnavailable);
   }
-}
-
-TEST_CASE("master: it does not start where another listens") {
-  MasterServer first(make_options());
-  first.start();
-  MasterOptions options = make_options();
-  options.listen = first.endpoints();
-  MasterServer second(options);
-  std::string message;
-  CHECK(error_of([&] { second.start(); }, &message) == ErrorKind::kConfig);
-  CHECK(message.find("another process listens there") != std::string::npos);
 }
 
 TEST_CASE("master: rows and nodes of a key are all shown to an operator") {
