@@ -70,7 +70,7 @@ class SavePlanner:
         self._dropped: list[int] = []
         self._planned: list[SaveJob] = []
         self.stored_keys = StoredKeys(clock)
-        self.postponed_blocks = 0
+        self.lost_blocks = 0
 
     def bind(self, pool: BlockPool) -> None:
         """Takes the pool that block ids refer to."""
@@ -117,21 +117,22 @@ class SavePlanner:
                 block_ids = resolve_block_ids()
                 if block_ids is None:
                     return
-            self._plan_group(state, g, first, block_ids[group.group_id][first:end])
+            ids = block_ids[group.group_id][first:end]
+            lost = self._plan_group(state, g, first, ids)
+            if last_chance:
+                self.lost_blocks += lost
 
-    def _plan_group(self, state: RequestState, g: int, first: int, ids: list[int]) -> None:
+    def _plan_group(self, state: RequestState, g: int, first: int, ids: list[int]) -> int:
+        """Plans as many of these blocks as may be held; returns how many could not."""
         # Of a window's blocks the oldest may be gone: id 0 stands for none.
         gone = next((i for i, block_id in enumerate(ids) if block_id), len(ids))
         state.saved_blocks[g] = first = first + gone
-        ids = ids[gone:]
-        if not ids:
-            return
         pool = self._bound_pool()
-        room = int(pool.num_gpu_blocks * _HELD_SHARE_MAX) - self._held_blocks
-        self.postponed_blocks += max(0, len(ids) - max(0, room))
-        ids = ids[: max(0, room)]
+        room = max(0, int(pool.num_gpu_blocks * _HELD_SHARE_MAX) - self._held_blocks)
+        excess = max(0, len(ids) - gone - room)
+        ids = ids[gone : gone + room]
         if not ids:
-            return
+            return excess
         shards = range(self._shards.count)
         end = first + len(ids)
         keys = tuple(state.keys.span(shard, g, first, end) for shard in shards)
@@ -143,6 +144,7 @@ class SavePlanner:
         self._jobs[job] = _Saving(state.request.request_id, g, first, ids, keys[0], ranks, len(ids))
         self._planned.append(SaveJob(job, g, keys, spaces, ids))
         state.saved_blocks[g] = end
+        return excess
 
     def take_planned(self) -> list[SaveJob]:
         """The saves to start in this step."""
@@ -198,11 +200,12 @@ class SavePlanner:
             soon = soon or now - saving.dropped_at < _DROP_WAIT_S
         return soon
 
-    def relieve_if_short(self, alive: Callable[[str], bool]) -> None:
-        """The same when the pool has few free blocks left."""
+    def relieve_if_short(self, alive: Callable[[str], bool], *, certainly: bool) -> None:
+        """The same when the pool has few free blocks left, or too few for a waiting request."""
         if self._jobs:
             pool = self._bound_pool()
-            if pool.get_num_free_blocks() < pool.num_gpu_blocks * _FREE_SHARE_MIN:
+            few = pool.num_gpu_blocks * _FREE_SHARE_MIN
+            if certainly or pool.get_num_free_blocks() < few:
                 self.relieve(alive)
 
     def forget(self, states: Iterable[RequestState]) -> None:

@@ -89,6 +89,7 @@ class SchedulerSide:
         self._breaker = LookupBreaker(clock)
         self._worth_tokens = _WORTH_BLOCKS * max((g.block_tokens for g in groups.groups), default=1)
         self._unsupported = ""
+        self._not_admitted: str | None = None
         self._stats = StoreStats()
 
     def bind(self, manager: KVCacheManager) -> None:
@@ -111,9 +112,11 @@ class SchedulerSide:
     ) -> tuple[int | None, bool]:
         """Tokens beyond the local hit that can be loaded; None to be asked again."""
         state = self._states.get(request.request_id)
-        if state is None or not self._may_load(state):
-            return 0, False
-        tokens = self._loadable(state, num_computed_tokens)
+        tokens: int | None = 0
+        if state is not None and self._may_load(state):
+            tokens = self._loadable(state, num_computed_tokens)
+        # Until vLLM has allocated its blocks.
+        self._not_admitted = request.request_id if tokens is not None else None
         return tokens, bool(tokens)
 
     def _loadable(self, state: RequestState, base_tokens: int) -> int | None:
@@ -144,6 +147,7 @@ class SchedulerSide:
     ) -> None:
         """Orders the load of `num_external_tokens` into the blocks allocated for it."""
         req_id = request.request_id
+        self._not_admitted = None
         state = self._states.get(req_id)
         if state is None or req_id in self._loads:
             return
@@ -262,7 +266,10 @@ class SchedulerSide:
                 computed = min(request.num_computed_tokens + new_tokens, request.num_tokens)
                 if self._saves.due(state, computed):
                     self._saves.plan(state, computed, partial(block_state.get_block_ids, req_id))
-            self._saves.relieve_if_short(self._is_running)
+            # A request that was asked about and got no blocks waits for some.
+            waiting = self._not_admitted is not None
+            self._saves.relieve_if_short(self._is_running, certainly=waiting)
+        self._not_admitted = None
         return StepMetadata(
             self._loads.take_orders(), self._saves.take_planned(), self._saves.take_dropped()
         )
@@ -344,9 +351,8 @@ class SchedulerSide:
 
     def take_stats(self) -> StoreStats | None:
         """What was counted since the last call."""
-        if self._saves.postponed_blocks:
-            self._stats.add("blocks_skipped", self._saves.postponed_blocks, "engine_backlog")
-            self._saves.postponed_blocks = 0
+        self._stats.add("blocks_skipped", self._saves.lost_blocks, "engine_backlog")
+        self._saves.lost_blocks = 0
         return self._stats.take()
 
     def _saves_on(self) -> bool:

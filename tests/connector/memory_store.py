@@ -29,6 +29,7 @@ class Faults:
     load_fails: float = 0.0
     save_skipped: float = 0.0
     evicted: float = 0.0
+    saves_hang: bool = False
 
 
 @dataclass
@@ -167,7 +168,8 @@ class MemoryTransfers:
     def poll(self) -> list[MemoryResult]:
         done = []
         for job in list(self._jobs.values()):
-            if not job.cancelled and self._store.happens(self._store.faults.slow):
+            hangs = self._store.faults.saves_hang and not job.is_load
+            if not job.cancelled and (hangs or self._store.happens(self._store.faults.slow)):
                 continue
             while len(job.statuses) < len(job.keys):
                 i = len(job.statuses)

@@ -184,11 +184,8 @@ class SimulatedEngine:
         results = [self._execute(rank, output) for rank in self.ranks]
         result = self.aggregator.aggregate(results)
         assert result is not None
-        assert result.kv_connector_output is not None
-        stats = result.kv_connector_output.kv_connector_stats
-        self._count(stats)
-        self._count(self.scheduler.connector.get_kv_connector_stats())
-        self.scheduler.update_from_output(output, result)
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            self._count(outputs.scheduler_stats)
         self._note_finished()
 
     def run(self, *req_ids: str) -> list[Finished]:
@@ -406,8 +403,8 @@ class SimulatedEngine:
                 self.finished[req_id] = Finished(list(request.output_token_ids), computed)
 
     def _count(self, stats: Any) -> None:
-        if stats is not None:
-            for key, count in stats.data["counts"].items():
+        if stats is not None and stats.kv_connector_stats is not None:
+            for key, count in stats.kv_connector_stats["counts"].items():
                 self.counts[key] = self.counts.get(key, 0) + count
 
     def _progress(self) -> tuple[int, ...]:
