@@ -1,6 +1,5 @@
 #include "transport/csrc/wire.h"
 
-#include <algorithm>
 
 #include "transport/csrc/crc32c.h"
 
@@ -128,8 +127,7 @@ std::string printable(std::string_view text) {
 ErrorReply make_error(ErrorCode code, std::string_view message) noexcept {
   ErrorReply reply;
   reply.code = code;
-  const std::size_t length = std::min(message.size(), reply.message.size() - 1);
-  std::memcpy(reply.message.data(), message.data(), length);
+  message.copy(reply.message.data(), reply.message.size() - 1);
   return reply;
 }
 

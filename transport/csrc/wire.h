@@ -448,7 +448,7 @@ Text<N> to_text(std::string_view s) {
                                         std::to_string(N - 1) + " fit: " + std::string(s));
   }
   Text<N> text{};
-  std::memcpy(text.data(), s.data(), s.size());
+  s.copy(text.data(), s.size());
   return text;
 }
 
