@@ -67,8 +67,8 @@ def _unix_path(path: Path) -> Path:
 
 
 def _node_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-        raise ValueError("a name has 1 to 64 letters, digits, dots, dashes or underscores")
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,63}", name):
+        raise ValueError("a name has 1 to 63 letters, digits, dots, dashes or underscores")
     return name
 
 

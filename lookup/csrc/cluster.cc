@@ -90,8 +90,7 @@ struct Cluster::Master final : Home<Channel> {
 struct Cluster::Node final : Home<NodeChannel> {
   wire::Member member;
   Pool<NodeChannel> pool;
-  std::mutex mapping_mutex;
-  std::shared_ptr<const RegionMapping> mapping;  // shared by all connections to this node
+  const std::shared_ptr<SharedRegion> region = std::make_shared<SharedRegion>();
   std::atomic<bool> shm_failed{false};
 
   std::string name() const { return "node " + wire::from_text(member.name); }
@@ -246,7 +245,7 @@ std::unique_ptr<NodeChannel> Cluster::connect_node(Node& node, TimePoint deadlin
     return connect_shm(node, deadline);
   }
   const bool try_shm = options_.transport == TransportChoice::kAuto && same_host &&
-                       !node.shm_failed.load(std::memory_order_relaxed);
+                       !node.shm_failed.load(std::memory_order_relaxed) && !node.region->failed();
   if (try_shm) {
     try {
       return connect_shm(node, deadline);
@@ -274,11 +273,7 @@ std::unique_ptr<Channel> Cluster::connect_to(const Endpoint& endpoint, const Nod
 std::unique_ptr<NodeChannel> Cluster::connect_shm(Node& node, TimePoint deadline) {
   auto channel = connect_to(
       {.host = wire::from_text(node.member.unix_path), .port = 0, .is_unix = true}, node, deadline);
-  // Attached anew on each connection: to the node that is its leave to write without WRITE.
-  std::shared_ptr<const RegionMapping> mapping = ShmNodeChannel::attach(*channel, deadline);
-  const std::lock_guard lock(node.mapping_mutex);
-  if (!node.mapping) node.mapping = std::move(mapping);
-  return std::make_unique<ShmNodeChannel>(std::move(channel), node.mapping);
+  return std::make_unique<ShmNodeChannel>(std::move(channel), node.region);
 }
 
 void Cluster::require_members(TimePoint deadline) {

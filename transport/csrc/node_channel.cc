@@ -343,10 +343,8 @@ void TcpNodeChannel::write_granted(std::span<Granted> granted, const BlockPlaces
 
 // ---- shared memory ---------------------------------------------------------------------------
 
-std::shared_ptr<const RegionMapping> ShmNodeChannel::attach(Channel& channel, TimePoint deadline) {
-  const Channel::Frame frame = channel.call(wire::Type::kAttach, {}, {}, deadline);
-  const auto attach = wire::PayloadReader(frame.payload, "ATTACH reply").take<wire::AttachReply>();
-  return std::make_shared<RegionMapping>(channel.take_fd(), attach);
+void ShmNodeChannel::attach(TimePoint deadline) {
+  if (!mapping_) mapping_ = region_->attach(*channel_, deadline);
 }
 
 BlockStatus ShmNodeChannel::copy_block(const wire::WaitRow& row, std::span<const Segment> place,
@@ -367,6 +365,7 @@ std::uint32_t ShmNodeChannel::read(const wire::SessionId& session, std::uint32_t
                                    std::span<const std::uint32_t> lengths,
                                    const BlockPlaces& places, const TransferOptions& options,
                                    TimePoint deadline, std::span<BlockStatus> statuses) {
+  attach(deadline);
   const Settled settled = wait(session, first, lengths, 0, deadline);
   if (!settled.session_known) return 0;
   const auto count = static_cast<std::uint32_t>(settled.rows.size());
@@ -391,6 +390,7 @@ std::uint32_t ShmNodeChannel::read(const wire::SessionId& session, std::uint32_t
 
 void ShmNodeChannel::write_granted(std::span<Granted> granted, const BlockPlaces& places,
                                    const TransferOptions& options, TimePoint deadline) {
+  attach(deadline);
   for (Granted& one : granted) {
     if (is_cancelled(options) || Clock::now() > deadline) return;
     std::byte* const to = mapping_->writable(one.region_offset, one.length);

@@ -118,10 +118,8 @@ class TcpNodeChannel final : public NodeChannel {
 
 class ShmNodeChannel final : public NodeChannel {
  public:
-  ShmNodeChannel(std::unique_ptr<Channel> channel, std::shared_ptr<const RegionMapping> mapping)
-      : NodeChannel(std::move(channel)), mapping_(std::move(mapping)) {}
-  // Sends ATTACH over a UNIX connection and maps what comes.
-  static std::shared_ptr<const RegionMapping> attach(Channel& channel, TimePoint deadline);
+  ShmNodeChannel(std::unique_ptr<Channel> channel, std::shared_ptr<SharedRegion> region)
+      : NodeChannel(std::move(channel)), region_(std::move(region)) {}
 
   const char* transport() const noexcept override { return "shm"; }
   std::uint32_t read(const wire::SessionId& session, std::uint32_t first,
@@ -136,6 +134,9 @@ class ShmNodeChannel final : public NodeChannel {
  private:
   BlockStatus copy_block(const wire::WaitRow& row, std::span<const Segment> place,
                          const TransferOptions& options);
+  void attach(TimePoint deadline);  // once for each connection, before its first bytes
+
+  std::shared_ptr<SharedRegion> region_;
   std::shared_ptr<const RegionMapping> mapping_;
 };
 

@@ -84,4 +84,22 @@ std::uint64_t RegionMapping::load_generation(std::uint64_t offset) const noexcep
                          __ATOMIC_RELAXED);
 }
 
+std::shared_ptr<const RegionMapping> SharedRegion::attach(Channel& channel, TimePoint deadline) {
+  try {
+    const Channel::Frame frame = channel.call(wire::Type::kAttach, {}, {}, deadline);
+    const auto attach =
+        wire::PayloadReader(frame.payload, "ATTACH reply").take<wire::AttachReply>();
+    UniqueFd fd = channel.take_fd();
+    const std::lock_guard lock(mutex_);
+    if (!mapping_ || mapping_->incarnation() != attach.incarnation) {
+      mapping_ = std::make_shared<RegionMapping>(std::move(fd), attach);
+    }
+    return mapping_;
+  } catch (const Error&) {
+    failed_.store(true, std::memory_order_relaxed);
+    channel.close();
+    throw;
+  }
+}
+
 }  // namespace hymcache

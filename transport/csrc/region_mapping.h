@@ -5,9 +5,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <thread>
 
 #include "hymcache/csrc/unique_fd.h"
+#include "transport/csrc/channel.h"
 #include "transport/csrc/wire.h"
 
 namespace hymcache {
@@ -37,6 +40,22 @@ class RegionMapping {
   std::uint64_t incarnation_;
   std::atomic<bool> stopping_{false};
   std::thread populating_;
+};
+
+// The region of one node as all connections of a client share it: mapped once, by the first that
+// moves bytes. Who only sends messages never maps it. Thread-safe.
+class SharedRegion {
+ public:
+  // Asks for the region over a UNIX connection, which is also its leave to write without WRITE.
+  // Throws Unavailable or ProtocolError.
+  std::shared_ptr<const RegionMapping> attach(Channel& channel, TimePoint deadline);
+  // True once an attach has failed: the bytes had better go another way.
+  bool failed() const noexcept { return failed_.load(std::memory_order_relaxed); }
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<const RegionMapping> mapping_;
+  std::atomic<bool> failed_{false};
 };
 
 }  // namespace hymcache

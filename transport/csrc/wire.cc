@@ -1,6 +1,5 @@
 #include "transport/csrc/wire.h"
 
-
 #include "transport/csrc/crc32c.h"
 
 namespace hymcache::wire {
