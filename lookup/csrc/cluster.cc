@@ -190,27 +190,36 @@ void Cluster::refresh_members(TimePoint deadline) {
   members_version_ = head.version;
   note_members_version(head.version);
   members_known_ = true;
+  members_doubted_ = false;
   members_fetched_ = Clock::now();
 }
 
 std::shared_ptr<Cluster::Node> Cluster::find_node(NodeId node, TimePoint deadline) {
+  const auto known = [&]() -> std::shared_ptr<Node> {
+    const auto found = nodes_.find(node);
+    return found == nodes_.end() ? nullptr : found->second;
+  };
+  std::shared_ptr<Node> before;
   bool refresh = false;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = nodes_.find(node);
-    if (found != nodes_.end() &&
-        members_version_ == seen_version_.load(std::memory_order_relaxed)) {
-      return found->second;
-    }
+    before = known();
+    const bool current =
+        !members_doubted_ && members_version_ == seen_version_.load(std::memory_order_relaxed);
+    if (before && current) return before;
     refresh = !members_known_ || Clock::now() - members_fetched_ > kRefreshPause;
   }
-  if (refresh) refresh_members(deadline);
-  const std::lock_guard lock(mutex_);
-  const auto found = nodes_.find(node);
-  if (found == nodes_.end()) {
-    throw Error(ErrorKind::kUnavailable, "the node that held it is no longer a member");
+  if (refresh) {
+    try {
+      refresh_members(deadline);
+    } catch (const Error&) {
+      if (!before) throw;
+      return before;  // it may live while the master does not
+    }
   }
-  return found->second;
+  const std::lock_guard lock(mutex_);
+  if (std::shared_ptr<Node> found = known()) return found;
+  throw Error(ErrorKind::kUnavailable, "the node that held it is no longer a member");
 }
 
 Cluster::NodeLoan Cluster::borrow_node(NodeId id, TimePoint deadline) {
@@ -232,6 +241,8 @@ Cluster::NodeLoan Cluster::borrow_node(NodeId id, TimePoint deadline) {
   } catch (const Error& error) {
     connect_failures_.fetch_add(1, std::memory_order_relaxed);
     node->pool.failed(error.what());
+    const std::lock_guard lock(mutex_);
+    members_doubted_ = true;  // it may have started again, somewhere else
     throw;
   }
 }

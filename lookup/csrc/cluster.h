@@ -109,6 +109,7 @@ class Cluster {
   std::map<NodeId, std::shared_ptr<Node>> nodes_;
   std::uint64_t members_version_ = 0;
   bool members_known_ = false;
+  bool members_doubted_ = false;  // a member could not be reached
   TimePoint members_fetched_{};
 
   std::atomic<bool> closed_{false};
