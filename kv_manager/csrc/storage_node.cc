@@ -240,12 +240,14 @@ void StorageNode::on_offer(FrameServer::Peer& peer, const wire::Header& header,
     if (!broken) {
       row = writes_->offer(peer.id(), request.name_space, wire::row_at<wire::OfferRow>(rows, i));
     }
+    buffer_was_full_ |= row.state == wire::OfferState::kBufferFull;
     const bool kept =
         row.state == wire::OfferState::kGranted || row.state == wire::OfferState::kStored;
     if (!kept && (request.flags & wire::OfferRequest::kPrefixOrder) != 0) broken = true;
     scratch_.put(row);
   }
   peer.reply(header, scratch_.bytes());
+  if (buffer_was_full_) drive_device();
 }
 
 void StorageNode::on_write(FrameServer::Peer& peer, const wire::Header& header,
@@ -309,10 +311,13 @@ bool StorageNode::may_flush() {
   const DeviceStats device = device_->stats();
   const TimePoint now = loop_.now();
   const bool quiet = device.reads_in_flight == 0 && now - last_commit_ >= kQuiet;
-  const bool allowed = quiet || device.write_buffer_used_bytes * 2 > device.write_buffer_bytes ||
+  const bool allowed = quiet || buffer_was_full_ ||
+                       device.write_buffer_used_bytes * 2 > device.write_buffer_bytes ||
                        now - last_flush_turn_ > kFlushPatience;
-  if (allowed) last_flush_turn_ = now;
-  return allowed;
+  if (!allowed) return false;
+  last_flush_turn_ = now;
+  buffer_was_full_ = false;
+  return true;
 }
 
 void StorageNode::drive_device() {

@@ -101,6 +101,7 @@ class StorageNode : private FrameServer::Handler {
   bool drain_by_admin_ = false;
   TimePoint last_flush_turn_{};
   TimePoint last_commit_{};
+  bool buffer_was_full_ = false;  // small objects run out of slots long before bytes
   EventLoop::TimerId tick_;
   std::uint64_t ticks_ = 0;
   std::uint64_t reports_ = 0;
