@@ -19,9 +19,11 @@ RegionMapping::RegionMapping(UniqueFd fd, const wire::AttachReply& attach)
     : bytes_(attach.region_bytes),
       read_write_offset_(attach.read_write_offset),
       incarnation_(attach.incarnation) {
-  struct stat found {};
+  struct stat found{};
+  const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   if (!fd || ::fstat(fd.get(), &found) != 0 || read_write_offset_ > bytes_ ||
-      static_cast<std::uint64_t>(found.st_size) < bytes_ || bytes_ == 0) {
+      read_write_offset_ % page_bytes != 0 || static_cast<std::uint64_t>(found.st_size) < bytes_ ||
+      bytes_ == 0) {
     throw Error(ErrorKind::kProtocol, "ATTACH: the region is not what the node says it is");
   }
   void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd.get(), 0);
@@ -30,8 +32,8 @@ RegionMapping::RegionMapping(UniqueFd fd, const wire::AttachReply& attach)
                 std::string("cannot map the node's region: ") + std::strerror(errno), errno);
   }
   base_ = static_cast<std::byte*>(mapped);
-  if (::mprotect(base_ + read_write_offset_, bytes_ - read_write_offset_,
-                 PROT_READ | PROT_WRITE) != 0) {
+  if (::mprotect(base_ + read_write_offset_, bytes_ - read_write_offset_, PROT_READ | PROT_WRITE) !=
+      0) {
     const int error = errno;
     ::munmap(base_, bytes_);
     throw Error(ErrorKind::kUnavailable,
@@ -80,8 +82,7 @@ std::uint64_t RegionMapping::load_generation(std::uint64_t offset) const noexcep
   }
   // As the reader's side of a sequence lock: the copy's loads come before this one.
   std::atomic_thread_fence(std::memory_order_acquire);
-  return __atomic_load_n(reinterpret_cast<const std::uint64_t*>(base_ + offset),
-                         __ATOMIC_RELAXED);
+  return __atomic_load_n(reinterpret_cast<const std::uint64_t*>(base_ + offset), __ATOMIC_RELAXED);
 }
 
 std::shared_ptr<const RegionMapping> SharedRegion::attach(Channel& channel, TimePoint deadline) {
