@@ -14,6 +14,7 @@
 #include "kv_manager/csrc/object_directory.h"
 #include "tests/cpp/device_fixture.h"
 #include "tests/cpp/faulty_device.h"
+#include "tests/cpp/numbered_objects.h"
 #include "tests/cpp/raw_peer.h"
 #include "transport/csrc/crc32c.h"
 #include "transport/csrc/event_loop.h"
@@ -21,15 +22,6 @@
 namespace hymcache::testing {
 
 using wire_testing::eventually;
-
-inline constexpr std::uint32_t kKiB = 1u << 10;
-
-inline ObjectKey numbered_key(std::uint64_t number) {
-  ObjectKey key{};
-  std::memcpy(key.data(), &number, sizeof number);
-  key[15] = 1;
-  return key;
-}
 
 struct StoreOptions {
   std::uint64_t capacity_bytes = 64u << 20;
