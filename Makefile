@@ -98,7 +98,7 @@ cpp-tests: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests
 
 test-asan: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests under ASan and UBSan
 	@$(call CONFIGURE,asan,-DHYMCACHE_TESTS=ON -DHYMCACHE_SANITIZE=address$(COMMA)undefined)
-	@build/asan/core_tests
+	@UBSAN_OPTIONS=print_stacktrace=1 build/asan/core_tests
 
 # Without address randomization: older runtimes of TSan know only some of Linux's layouts.
 test-tsan: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests under TSan
@@ -110,11 +110,13 @@ fuzz: $(STAMPS)/system-fuzz $(STAMPS)/package ## Run each fuzz target for FUZZ_S
 	@$(call CONFIGURE,fuzz,-DCMAKE_CXX_COMPILER=clang++ -DHYMCACHE_FUZZ=ON \
 	  -DHYMCACHE_SANITIZE=fuzzer-no-link$(COMMA)address$(COMMA)undefined)
 	@set -e; for source in tests/fuzz/fuzz_*.cc; do \
-	  name=$$(basename $$source .cc); \
+	  name=$$(basename $$source .cc); log=build/fuzz/$$name.log; \
 	  mkdir -p build/fuzz/corpus/$$name; \
 	  echo "fuzz: $$name for $(FUZZ_SECONDS) s"; \
-	  build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -verbosity=0 -print_final_stats=1 \
-	    -artifact_prefix=build/fuzz/ build/fuzz/corpus/$$name $$(ls -d tests/fuzz/corpus/$$name 2>/dev/null); \
+	  build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -print_funcs=0 \
+	    -artifact_prefix=build/fuzz/ build/fuzz/corpus/$$name \
+	    $$(ls -d tests/fuzz/corpus/$$name 2>/dev/null) >$$log 2>&1 || { cat $$log; exit 1; }; \
+	  grep -E "number_of_executed_units|new_units_added" $$log; \
 	done
 
 # --- the rest ----------------------------------------------------------------------------------
