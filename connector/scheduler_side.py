@@ -132,7 +132,7 @@ class SchedulerSide:
         hit = state.lookup.poll()
         if hit is None:
             return None
-        self._count(state.lookup, hit)
+        self._count(state, state.lookup, hit)
         if hit.tokens - base_tokens < self._worth_tokens:
             return 0
         next_key = self._lead_keys(state, base_tokens, hit.tokens, blocks_max=1)
@@ -234,7 +234,7 @@ class SchedulerSide:
             and not state.request.skip_reading_prefix_cache
         )
 
-    def _count(self, lookup: PrefixLookup, hit: Hit) -> None:
+    def _count(self, state: RequestState, lookup: PrefixLookup, hit: Hit) -> None:
         if lookup.counted:
             return
         lookup.counted = True
@@ -245,8 +245,12 @@ class SchedulerSide:
             self._stats.add("lookups_failed", 1)
             self._breaker.failed()
             logger.debug("HyMCache lookup failed: %s", hit.failure)
-        else:
-            self._breaker.succeeded()
+            return
+        self._breaker.succeeded()
+        # What is missing may have been stored once: evicted, or lost with its node.
+        for g, group in enumerate(self._groups.groups):
+            first, end = (n // group.block_tokens for n in (hit.tokens, lookup.limit_tokens))
+            self._saves.stored_keys.discard(state.keys.span(0, g, first, end))
 
     # Steps
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.connector.reference_tokens import ReferenceTokens
 
 # Before vLLM is imported anywhere: no telemetry, nothing from the network, and engines that run
 # inside the test's process.
@@ -24,11 +29,18 @@ if importlib.util.find_spec("vllm"):
         warnings.simplefilter("ignore")
         import vllm.v1.core.sched.scheduler  # noqa: F401  # to have it loaded
 
-# Those of vLLM, torch and the like while they run are not this project's; its own stay errors.
-_OTHERS_WARNINGS = pytest.mark.filterwarnings(r"ignore:::(?!hymcache|tests)")
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with random weights."""
+    from hymcache.bench.tiny_model import TINY, make_model
+
+    return make_model(TINY, tmp_path_factory.mktemp("models"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("vllm"):
-            item.add_marker(_OTHERS_WARNINGS)
+@pytest.fixture(scope="session")
+def reference(model: Path) -> ReferenceTokens:
+    """What an engine without a connector generates."""
+    from tests.connector.reference_tokens import ReferenceTokens
+
+    return ReferenceTokens(model)

@@ -289,6 +289,17 @@ def test_a_skipped_save_is_offered_again(make: Any) -> None:
     assert b.generate(tokens).computed == 1 + 3
 
 
+def test_what_the_store_has_lost_is_saved_again(make: Any) -> None:
+    store = MemoryStore()
+    a = make(store)
+    tokens = prompt(40)
+    a.generate(tokens)
+    store.objects.clear()
+    assert a.scheduler.reset_prefix_cache()
+    a.generate(tokens)
+    assert len(store.objects) == 10
+
+
 def test_an_aborted_load_gives_its_blocks_back(make: Any) -> None:
     store = MemoryStore()
     a, b = make(store), make(store)
