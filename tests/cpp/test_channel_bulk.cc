@@ -163,6 +163,46 @@ TEST_CASE("channel: against the real server, over both kinds of socket") {
   }
 }
 
+TEST_CASE("channel: what is posted leaves with the next frame, before it") {
+  std::vector<std::uint32_t> ids;
+  ByteVector bulk;
+  {
+    ScriptedServer server([&](RawPeer& peer) {
+      answer_hello(peer);
+      while (const auto frame = peer.read_frame()) {
+        ids.push_back(frame->header.request_id);
+        bulk = frame->bulk;
+        if (frame->header.type != Type::kLookup) continue;
+        peer.write(frame_bytes(Type::kLookup, wire::kFlagResponse, ids.back(), frame->payload));
+      }
+    });
+    auto channel = connect(server.endpoint());
+    channel->post(Type::kRelease, pattern(16, 1), pattern(8, 2));
+    channel->post(Type::kEnd, pattern(16, 3), {});
+    CHECK(channel->stale());  // with something to say, it cannot be given to another
+    const auto frame = channel->call(Type::kLookup, pattern(9, 4), {}, soon());
+    CHECK(to_vector(frame.payload) == pattern(9, 4));
+    CHECK(ids == std::vector<std::uint32_t>{2, 3, 4});
+    CHECK_FALSE(channel->stale());
+    channel->post(Type::kEnd, {}, {});
+    channel->flush(soon());
+    channel->flush(soon());
+    CHECK_FALSE(channel->stale());
+    ByteVector data = pattern(100'000, 5);
+    const iovec part{.iov_base = data.data(), .iov_len = data.size()};
+    channel->post(Type::kEnd, {}, {});
+    channel->begin_bulk(Type::kWrite, {}, {}, data.size(), soon());
+    channel->send_bulk({&part, 1}, soon());
+    channel->close();
+    CHECK(thrown_by([&] {
+            channel->post(Type::kEnd, {}, {});
+            channel->flush(soon());
+          }).kind == ErrorKind::kUnavailable);
+  }
+  CHECK(ids == std::vector<std::uint32_t>{2, 3, 4, 5, 6, 7});
+  CHECK(bulk == pattern(100'000, 5));
+}
+
 TEST_CASE("channel: a descriptor comes with its response, one at most") {
   TemporaryFolder folder;
   const UniqueFd region(::memfd_create("region", MFD_CLOEXEC));

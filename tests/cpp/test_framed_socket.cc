@@ -164,6 +164,22 @@ TEST_CASE("framed socket: the largest payload is taken, and a frame after it") {
   check_equal(socket.wait_frames(2), sent);
 }
 
+TEST_CASE("framed socket: empty pieces in front of where the bulk bytes go do no harm") {
+  auto [ours, theirs] = socket_pair();
+  RecordingSocket socket(std::move(ours));
+  socket.cut_bulk([](ByteVector& bulk) {
+    std::vector<iovec> pieces(200, {.iov_base = bulk.data(), .iov_len = 0});
+    pieces.push_back({.iov_base = bulk.data(), .iov_len = bulk.size()});
+    return pieces;
+  });
+  RawPeer peer(std::move(theirs));
+  const ByteVector frame = frame_bytes(Type::kWrite, 0, 1, {}, pattern(100, 1));
+  peer.write(wire::Bytes(frame).first(sizeof(wire::Header)));
+  wait_drained(peer.fd());  // none of them has come along with the header
+  peer.write(wire::Bytes(frame).subspan(sizeof(wire::Header)));
+  CHECK(socket.wait_frames(1).front().bulk == pattern(100, 1));
+}
+
 TEST_CASE("framed socket: bulk bytes that nobody wants are thrown away") {
   std::vector<Sent> sent{{Type::kWrite, 1, pattern(8, 1), pattern(300'000, 2)},
                          {Type::kWrite, 2, {}, pattern(3, 3)},

@@ -297,6 +297,27 @@ TEST_CASE("framed socket: a descriptor goes with its frame, also behind others")
   }
 }
 
+TEST_CASE("framed socket: a descriptor goes once, in however many pieces its frame does") {
+  auto [ours, theirs] = tiny_socket_pair();
+  const UniqueFd region(::memfd_create("region", MFD_CLOEXEC));
+  RecordingSocket socket(std::move(ours));
+  RawPeer peer(std::move(theirs));
+  const ByteVector payload = pattern(100'000, 1);
+  socket.call([&](auto& framed) {
+    framed->send(Type::kAttach, wire::kFlagResponse, 2, payload, {}, region.get());
+  });
+  ByteVector received;
+  int descriptors = 0;
+  while (received.size() < sizeof(wire::Header) + payload.size()) {
+    const auto [fd, data] = receive_with_fd(peer.fd(), 4096);
+    if (fd >= 0) ::close(fd);
+    descriptors += fd >= 0 ? 1 : 0;
+    received.insert(received.end(), data.begin(), data.end());
+  }
+  CHECK(descriptors == 1);
+  CHECK(received == frame_bytes(Type::kAttach, wire::kFlagResponse, 2, payload));
+}
+
 TEST_CASE("framed socket: descriptors that a peer sends unasked are not kept") {
   auto [ours, theirs] = socket_pair();
   RecordingSocket socket(std::move(ours));
