@@ -37,7 +37,7 @@ struct MasterLinkStats {
 class MasterLink : private FramedSocket::Delegate {
  public:
   struct Hooks {
-    std::function<wire::Member()> describe;            // this node, now
+    std::function<wire::Member()> describe;             // this node, now
     std::function<wire::HeartbeatRequest()> heartbeat;  // its figures, now
     std::function<void()> drain_changed;
     LogFunction log;

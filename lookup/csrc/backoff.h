@@ -12,7 +12,8 @@ class Backoff {
  public:
   bool may_try(TimePoint now) const noexcept { return now >= next_try_; }
   void failed(TimePoint now) noexcept {
-    delay_ = delay_ == Clock::duration::zero() ? kFirst : std::min<Clock::duration>(delay_ * 2, kLast);
+    delay_ =
+        delay_ == Clock::duration::zero() ? kFirst : std::min<Clock::duration>(delay_ * 2, kLast);
     next_try_ = now + delay_;
   }
   void succeeded() noexcept {

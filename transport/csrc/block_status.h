@@ -8,11 +8,11 @@ namespace hymcache {
 enum class BlockStatus : std::uint8_t {
   kOk = 0,
   // reads
-  kMiss = 1,          // not there, or not there any more
-  kCorrupt = 2,       // the bytes did not match their checksum
-  kUnavailable = 3,   // the node or the master could not be reached
-  kDeadline = 4,      // not done in time
-  kDeviceError = 5,   // the node's device could not read it
+  kMiss = 1,         // not there, or not there any more
+  kCorrupt = 2,      // the bytes did not match their checksum
+  kUnavailable = 3,  // the node or the master could not be reached
+  kDeadline = 4,     // not done in time
+  kDeviceError = 5,  // the node's device could not read it
   // writes
   kStoredAlready = 6,
   kSkipBufferFull = 7,

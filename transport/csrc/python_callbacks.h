@@ -1,4 +1,5 @@
-// Python functions as the core calls them, from threads that do not hold the GIL. For bindings only.
+// Python functions as the core calls them, from threads that do not hold the GIL. For bindings
+// only.
 #pragma once
 
 #include <pybind11/pybind11.h>
