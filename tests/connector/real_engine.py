@@ -183,6 +183,11 @@ class Engine:
                 counts["|".join([name, *labels])] = metric.value
         return counts
 
+    def preemptions(self) -> float:
+        """How often requests lost their blocks to others."""
+        metrics = self.llm.get_metrics()
+        return float(sum(m.value for m in metrics if m.name == "vllm:num_preemptions"))
+
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
         with suppress(AttributeError):

@@ -64,9 +64,12 @@ class ServiceProcess:
 
 
 class Service:
-    """A master and a storage node, on ports that stay theirs."""
+    """A master and a storage node, on ports that stay theirs.
 
-    def __init__(self, folder: Path, *, write_buffer: str = "128MiB") -> None:
+    Its DRAM is small, so that objects do come from the device.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self.master_address = f"127.0.0.1:{free_port()}"
         self.device = folder / "device.dat"
         self.master = ServiceProcess(
@@ -90,8 +93,8 @@ class Service:
                 "node.masters": self.master_address,
                 "device.path": str(self.device),
                 "device.capacity": "256MiB",
-                "device.staging": "64MiB",
-                "device.write_buffer": write_buffer,
+                "device.staging": "4MiB",
+                "device.write_buffer": "4MiB",
             },
         )
 

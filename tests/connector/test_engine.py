@@ -165,6 +165,9 @@ def test_flipped_bits_are_never_read(
     block = engine.first_block_bytes(req_id)
     engine.run(req_id)
     flip_on_device(service.device, block)
+    # The node has the block in its DRAM as well until others take the place.
+    for seed in range(9, 13):
+        engine.generate(prompt(TOKENS, seed))
     engine.forget_local()
     counted = Counted(engine)
     assert engine.generate(prompt(TOKENS, 8)).tokens == reference(8)
