@@ -134,18 +134,21 @@ wire::Member StorageNode::describe() const {
 
 void StorageNode::on_frame(FrameServer::Peer& peer, const wire::Header& header,
                            wire::Bytes payload) {
-  wire::PayloadReader reader(payload, wire::type_name(header.type));
+  const char* const type = wire::type_name(header.type);
+  if (header.bulk_bytes > 0 && header.type != wire::Type::kWrite) {
+    throw Error(ErrorKind::kProtocol, std::string(type) + " carries no bulk bytes");
+  }
   switch (header.type) {
     case wire::Type::kAttach:
-      return on_attach(peer, header);
+      return on_attach(peer, header, payload);
     case wire::Type::kPrefetch:
       return on_prefetch(peer, header, payload);
     case wire::Type::kWait:
       return on_wait(peer, header, payload);
     case wire::Type::kRelease:
-      return sessions_->release(reader.take<wire::ReleaseRequest>());
+      return sessions_->release(wire::read_all<wire::ReleaseRequest>(payload, type));
     case wire::Type::kEnd:
-      return sessions_->end(reader.take<wire::EndRequest>().session);
+      return sessions_->end(wire::read_all<wire::EndRequest>(payload, type).session);
     case wire::Type::kReport:
       return on_report(payload);
     case wire::Type::kOffer:
@@ -155,14 +158,15 @@ void StorageNode::on_frame(FrameServer::Peer& peer, const wire::Header& header,
     case wire::Type::kCommit:
       return on_commit(peer, header, payload);
     default:
-      throw Error(ErrorKind::kProtocol, std::string("a storage node does not take ") +
-                                            wire::type_name(header.type) + " frames");
+      throw wire::Unexpected(std::string("a storage node does not take ") + type + " frames");
   }
 }
 
-void StorageNode::on_attach(FrameServer::Peer& peer, const wire::Header& header) {
+void StorageNode::on_attach(FrameServer::Peer& peer, const wire::Header& header,
+                            wire::Bytes payload) {
+  wire::PayloadReader(payload, "ATTACH").finish();
   if (!peer.is_unix()) {
-    throw Error(ErrorKind::kProtocol, "ATTACH needs a connection over the UNIX socket");
+    throw wire::Unexpected("ATTACH needs a connection over the UNIX socket");
   }
   const DeviceRegion& region = device_->region();
   const wire::AttachReply attach{.region_bytes = region.bytes,
@@ -178,6 +182,7 @@ void StorageNode::on_prefetch(FrameServer::Peer& peer, const wire::Header& heade
   const auto request = reader.take<wire::PrefetchRequest>();
   const wire::Bytes rows =
       reader.take_rows<wire::PrefetchRow>(request.count, wire::kPrefetchRowsMax);
+  reader.finish();
   if (sessions_->prefetch(peer.id(), request, rows) == SessionTable::Result::kBusy) {
     // No answer is due; the reader will learn it from its WAIT. Said for who reads the stream.
     peer.socket().send_error(header.request_id, wire::ErrorCode::kNoSession,
@@ -187,8 +192,7 @@ void StorageNode::on_prefetch(FrameServer::Peer& peer, const wire::Header& heade
 
 void StorageNode::on_wait(FrameServer::Peer& peer, const wire::Header& header,
                           wire::Bytes payload) {
-  wire::PayloadReader reader(payload, "WAIT");
-  const auto request = reader.take<wire::WaitRequest>();
+  const auto request = wire::read_all<wire::WaitRequest>(payload, "WAIT");
   if (sessions_->wait(peer.id(), header.request_id, request) == SessionTable::Result::kNoSession) {
     peer.socket().send_error(header.request_id, wire::ErrorCode::kNoSession,
                              "the prefetch session is not known here (any more)");
@@ -221,7 +225,7 @@ void StorageNode::reply(SessionTable::Answer answer) {
 }
 
 void StorageNode::on_report(wire::Bytes payload) {
-  const auto request = wire::PayloadReader(payload, "REPORT").take<wire::ReportRequest>();
+  const auto request = wire::read_all<wire::ReportRequest>(payload, "REPORT");
   ++reports_;
   const Entry* const entry = sessions_->entry_of(request.session, request.index);
   if (entry != nullptr) reported_->report(*entry);
@@ -232,6 +236,7 @@ void StorageNode::on_offer(FrameServer::Peer& peer, const wire::Header& header,
   wire::PayloadReader reader(payload, "OFFER");
   const auto request = reader.take<wire::OfferRequest>();
   const wire::Bytes rows = reader.take_rows<wire::OfferRow>(request.count, wire::kOfferRowsMax);
+  reader.finish();
   scratch_.clear();
   scratch_.put(wire::OfferReply{.count = request.count});
   bool broken = false;
@@ -255,6 +260,7 @@ void StorageNode::on_write(FrameServer::Peer& peer, const wire::Header& header,
   wire::PayloadReader reader(payload, "WRITE");
   const auto request = reader.take<wire::WriteRequest>();
   const wire::Bytes rows = reader.take_rows<wire::WriteRow>(request.count, wire::kOfferRowsMax);
+  reader.finish();
   std::vector<iovec> where(request.count);
   std::vector<std::uint64_t> grants(request.count);
   std::uint64_t bytes = 0;
@@ -289,6 +295,7 @@ void StorageNode::on_commit(FrameServer::Peer& peer, const wire::Header& header,
   wire::PayloadReader reader(payload, "COMMIT");
   const auto request = reader.take<wire::CommitRequest>();
   const wire::Bytes rows = reader.take_rows<wire::CommitRow>(request.count, wire::kOfferRowsMax);
+  reader.finish();
   const bool writes_by_itself = attached_.contains(peer.id());
   scratch_.clear();
   scratch_.put(wire::CommitReply{.count = request.count});

@@ -69,7 +69,7 @@ class StorageNode : private FrameServer::Handler {
   void start();
   void on_frame(FrameServer::Peer& peer, const wire::Header& header, wire::Bytes payload) override;
   void on_peer_gone(FrameServer::Peer& peer) override;
-  void on_attach(FrameServer::Peer& peer, const wire::Header& header);
+  void on_attach(FrameServer::Peer& peer, const wire::Header& header, wire::Bytes payload);
   void on_prefetch(FrameServer::Peer& peer, const wire::Header& header, wire::Bytes payload);
   void on_wait(FrameServer::Peer& peer, const wire::Header& header, wire::Bytes payload);
   void on_report(wire::Bytes payload);

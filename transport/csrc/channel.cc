@@ -54,9 +54,7 @@ void Channel::shake_hands(const Identity& identity, wire::Role expected, TimePoi
   wire::Auth mine;
   mine.proof = prove(identity.mac, wire::Role::kClient, hello.nonce, server_.nonce);
   const Frame reply = call(wire::Type::kAuth, wire::as_bytes(mine), {}, deadline);
-  wire::PayloadReader reader(reply.payload, "AUTH reply");
-  const auto theirs = reader.take<wire::Auth>();
-  reader.finish();
+  const auto theirs = wire::read_all<wire::Auth>(reply.payload, "AUTH reply");
   const wire::Mac wanted = prove(identity.mac, wire::Role::kMaster, hello.nonce, server_.nonce);
   if (!equal_in_constant_time(theirs.proof, wanted)) {
     fail(ErrorKind::kConfig, endpoint_.text() + " does not know the shared secret");

@@ -171,9 +171,7 @@ void FrameServer::on_hello(Peer& peer, const wire::Header& header, wire::Bytes p
 }
 
 void FrameServer::on_auth(Peer& peer, const wire::Header& header, wire::Bytes payload) {
-  wire::PayloadReader reader(payload, "AUTH");
-  const auto auth = reader.take<wire::Auth>();
-  reader.finish();
+  const auto auth = wire::read_all<wire::Auth>(payload, "AUTH");
   const wire::Mac expected =
       prove(identity_.mac, wire::Role::kClient, peer.client_nonce_, peer.server_nonce_);
   if (!equal_in_constant_time(auth.proof, expected)) {

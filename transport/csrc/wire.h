@@ -410,6 +410,15 @@ class PayloadReader {
   const char* what_;
 };
 
+// A payload that is one T and nothing else.
+template <class T>
+T read_all(Bytes payload, const char* what) {
+  PayloadReader reader(payload, what);
+  const T value = reader.take<T>();
+  reader.finish();
+  return value;
+}
+
 // The i-th row of what take_rows gave: rows in a payload are not aligned, so they are copied out.
 template <class T>
 T row_at(Bytes rows, std::size_t i) noexcept {
