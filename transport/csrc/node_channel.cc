@@ -103,10 +103,20 @@ const char* block_status_name(BlockStatus status) noexcept {
   return "unknown";
 }
 
+// After an answer that makes no sense nobody knows what follows in the stream.
+template <class F>
+auto NodeChannel::closing_on_protocol_error(F call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kProtocol) channel_->close();
+    throw;
+  }
+}
+
 void NodeChannel::fail_protocol(const std::string& message) {
-  const std::string where = channel_->endpoint().text();
   channel_->close();
-  throw Error(ErrorKind::kProtocol, where + ": " + message);
+  throw Error(ErrorKind::kProtocol, channel_->endpoint().text() + ": " + message);
 }
 
 void NodeChannel::prefetch(const wire::SessionId& session, std::span<const wire::PrefetchRow> rows,
@@ -140,6 +150,13 @@ void NodeChannel::report(const wire::SessionId& session, std::uint32_t index) {
 NodeChannel::Settled NodeChannel::wait(const wire::SessionId& session, std::uint32_t first,
                                        std::span<const std::uint32_t> lengths, std::uint32_t flags,
                                        TimePoint deadline) {
+  return closing_on_protocol_error(
+      [&] { return ask_settled(session, first, lengths, flags, deadline); });
+}
+
+NodeChannel::Settled NodeChannel::ask_settled(const wire::SessionId& session, std::uint32_t first,
+                                              std::span<const std::uint32_t> lengths,
+                                              std::uint32_t flags, TimePoint deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   if (left <= 0) throw Error(ErrorKind::kUnavailable, "the deadline is over", ETIMEDOUT);
   const wire::WaitRequest request{
@@ -186,6 +203,15 @@ void NodeChannel::write(std::uint64_t name_space, bool prefix_order,
                         std::span<const Offered> blocks, const BlockPlaces& places,
                         const TransferOptions& options, TimePoint deadline,
                         std::span<BlockStatus> statuses) {
+  closing_on_protocol_error([&] {
+    write_batches(name_space, prefix_order, blocks, places, options, deadline, statuses);
+  });
+}
+
+void NodeChannel::write_batches(std::uint64_t name_space, bool prefix_order,
+                                std::span<const Offered> blocks, const BlockPlaces& places,
+                                const TransferOptions& options, TimePoint deadline,
+                                std::span<BlockStatus> statuses) {
   std::vector<Granted> granted;
   for (std::size_t at = 0; at < blocks.size();) {
     const auto batch =

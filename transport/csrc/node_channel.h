@@ -93,6 +93,14 @@ class NodeChannel {
   bool discarded_ = false;
 
  private:
+  template <class F>
+  auto closing_on_protocol_error(F call);
+  Settled ask_settled(const wire::SessionId& session, std::uint32_t first,
+                      std::span<const std::uint32_t> lengths, std::uint32_t flags,
+                      TimePoint deadline);
+  void write_batches(std::uint64_t name_space, bool prefix_order, std::span<const Offered> blocks,
+                     const BlockPlaces& places, const TransferOptions& options, TimePoint deadline,
+                     std::span<BlockStatus> statuses);
   void commit(std::span<const Granted> granted, const TransferOptions& options, TimePoint deadline,
               std::span<BlockStatus> statuses);
 };

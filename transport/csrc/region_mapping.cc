@@ -86,8 +86,10 @@ std::uint64_t RegionMapping::load_generation(std::uint64_t offset) const noexcep
 }
 
 std::shared_ptr<const RegionMapping> SharedRegion::attach(Channel& channel, TimePoint deadline) {
+  bool answered = false;
   try {
     const Channel::Frame frame = channel.call(wire::Type::kAttach, {}, {}, deadline);
+    answered = true;
     const auto attach =
         wire::PayloadReader(frame.payload, "ATTACH reply").take<wire::AttachReply>();
     UniqueFd fd = channel.take_fd();
@@ -96,8 +98,11 @@ std::shared_ptr<const RegionMapping> SharedRegion::attach(Channel& channel, Time
       mapping_ = std::make_shared<RegionMapping>(std::move(fd), attach);
     }
     return mapping_;
-  } catch (const Error&) {
-    failed_.store(true, std::memory_order_relaxed);
+  } catch (const Error& error) {
+    // A connection that broke or was too slow says nothing about the memory.
+    if (answered || error.kind() != ErrorKind::kUnavailable) {
+      failed_.store(true, std::memory_order_relaxed);
+    }
     channel.close();
     throw;
   }
