@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from hymcache.metric_table import TableCollector, make_registry
 
 # For HTTP, the device, and whatever else the process has open.
 _DESCRIPTORS_BESIDE: Final = 256
+_FIRST_CONTACT_S: Final = 1.0
 
 logger = logging.getLogger("hymcache.node")
 
@@ -53,9 +55,13 @@ class NodeService:
         return endpoints
 
     def start(self) -> None:
-        """Serves when it returns. Raises ConfigError or DeviceError where it cannot."""
+        """Serves when it returns, also to clients that ask a master that is there.
+
+        Raises ConfigError or DeviceError where it cannot.
+        """
         ensure_descriptors(self._config.node.connections_max + _DESCRIPTORS_BESIDE)
         self._node = self._make_node()
+        self._await_masters()
         if self._config.node.http is None:
             return
         registry = make_registry(TableCollector(METRICS, self.stats))
@@ -68,6 +74,16 @@ class NodeService:
             self.stop()
             raise
         self._http = http
+
+    def _await_masters(self) -> None:
+        # Until each was reached or has failed once: whoever is told that the node is ready may
+        # use it at once, and a master that is down holds nobody up.
+        limit = time.monotonic() + _FIRST_CONTACT_S
+        while time.monotonic() < limit:
+            links = self._running().stats()["masters"]
+            if all(link["state"] == "live" or link["last_error"] for link in links):
+                return
+            time.sleep(0.002)
 
     def _make_node(self) -> StorageNode:
         node, device = self._config.node, self._config.device

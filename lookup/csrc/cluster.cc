@@ -294,7 +294,9 @@ void Cluster::require_members(TimePoint deadline) {
     const std::lock_guard lock(mutex_);
     const TimePoint now = Clock::now();
     // Without a lookup nothing tells of changes, so a writer looks about once a second.
-    refresh = !members_known_ || now - members_fetched_ > std::chrono::seconds(1) ||
+    const Clock::duration fresh =
+        nodes_.empty() ? Clock::duration(kRefreshPause) : std::chrono::seconds(1);
+    refresh = !members_known_ || now - members_fetched_ > fresh ||
               (members_version_ != seen_version_.load(std::memory_order_relaxed) &&
                now - members_fetched_ > kRefreshPause);
   }
