@@ -131,8 +131,7 @@ TEST_CASE("nodes: memory that is taken back during a copy is a miss") {
   const auto connect = [&] {
     auto channel = Channel::connect(service.node().unix_socket(), Identity{}, wire::Role::kNode,
                                     Clock::now() + kPatience);
-    auto mapping = ShmNodeChannel::attach(*channel, Clock::now() + kPatience);
-    return std::make_unique<ShmNodeChannel>(std::move(channel), std::move(mapping));
+    return std::make_unique<ShmNodeChannel>(std::move(channel), std::make_shared<SharedRegion>());
   };
   std::thread ender([&] {
     const auto channel = connect();
