@@ -81,13 +81,6 @@ class SavePlanner:
         """Whether blocks are held: the engine must go on stepping until they are not."""
         return bool(self._jobs)
 
-    def due(self, state: RequestState, computed_tokens: int) -> bool:
-        """Whether `plan` might have something to do; cheap, for every request in every step."""
-        return not state.barred_from_saving and any(
-            computed_tokens // group.block_tokens > saved
-            for group, saved in zip(self._groups, state.saved_blocks, strict=True)
-        )
-
     def plan(
         self,
         state: RequestState,
@@ -98,8 +91,9 @@ class SavePlanner:
     ) -> None:
         """Plans what of a request's first `computed_tokens` tokens is full and not yet saved.
 
-        `resolve_block_ids` gives its block ids by group; it is called only if there is something
-        to save, because it copies them.
+        Before `state.due_tokens` are computed there is nothing to plan. `resolve_block_ids` gives
+        the block ids by group; it is called only if there is something to save, because it copies
+        them.
         """
         if state.barred_from_saving or (not last_chance and self._clock() < state.retry_at):
             return
@@ -121,6 +115,10 @@ class SavePlanner:
             lost = self._plan_group(state, g, first, ids)
             if last_chance:
                 self.lost_blocks += lost
+        state.due_tokens = min(
+            (saved + 1) * group.block_tokens
+            for group, saved in zip(self._groups, state.saved_blocks, strict=True)
+        )
 
     def _plan_group(self, state: RequestState, g: int, first: int, ids: list[int]) -> int:
         """Plans as many of these blocks as may be held; returns how many could not."""
@@ -181,7 +179,9 @@ class SavePlanner:
             # Offered again from the first block that was not taken: later ones without it
             # could never be hit.
             resume = saving.first_block + saving.stored
-            state.saved_blocks[saving.group] = min(state.saved_blocks[saving.group], resume)
+            saved = list(state.saved_blocks)
+            saved[saving.group] = min(saved[saving.group], resume)
+            state.mark_saved(saved)
             state.retry_at = self._clock() + _RETRY_S
 
     def relieve(self, alive: Callable[[str], bool]) -> bool:

@@ -268,7 +268,7 @@ class SchedulerSide:
                 request = state.request
                 # Draft tokens may still be rejected: only those of the request count.
                 computed = min(request.num_computed_tokens + new_tokens, request.num_tokens)
-                if self._saves.due(state, computed):
+                if computed >= state.due_tokens:
                     self._saves.plan(state, computed, partial(block_state.get_block_ids, req_id))
             # A request that was asked about and got no blocks waits for some.
             waiting = self._not_admitted is not None
@@ -312,9 +312,9 @@ class SchedulerSide:
         state.loads_failed = state.loads_failed or failed
         if len(self._groups.groups) > 1:
             # After a failure all groups are computed again from the start.
-            state.saved_blocks = [0] * len(load.end_blocks) if failed else list(load.end_blocks)
+            state.mark_saved([0] * len(load.end_blocks) if failed else list(load.end_blocks))
         else:
-            state.saved_blocks[0] = load.first_block + load.good_blocks
+            state.mark_saved([load.first_block + load.good_blocks])
 
     # Ends
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     resolve_kv_cache_block_sizes,
 )
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -107,6 +109,17 @@ class Rank:
 
 
 @dataclass
+class Work:
+    """What a step does for a request: tokens `start...end-1`, in the blocks it has by then."""
+
+    request: Request
+    start: int
+    end: int
+    tables: tuple[list[int], ...]
+    samples: bool
+
+
+@dataclass
 class Finished:
     """What became of a request: what it generated, and how many tokens were computed for it."""
 
@@ -116,7 +129,7 @@ class Finished:
 
 @dataclass
 class SimulatedEngine:
-    """An engine; `kv_transfer` of None is one without the connector."""
+    """An engine. With `overlap` it schedules a step before it has executed the last one."""
 
     model: Path
     store: MemoryStore
@@ -128,6 +141,7 @@ class SimulatedEngine:
     tp: int = 1
     tp_replicas: int = 1
     prefix_caching: bool = True
+    overlap: bool = False
     layout: KVCacheLayout = KVCacheLayout.LBHNC
     transfer: dict[str, Any] = field(default_factory=dict)
 
@@ -140,7 +154,7 @@ class SimulatedEngine:
             self.kv_cache_config, self.vllm_config
         )
         self.hasher = get_request_block_hasher(hash_tokens, sha256)
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if self.overlap else Scheduler)(
             self.vllm_config,
             self.kv_cache_config,
             SimpleNamespace(accept_tokens=lambda *_: True, should_advance=lambda _: False),
@@ -153,6 +167,7 @@ class SimulatedEngine:
         self.requests: dict[str, Request] = {}
         self.finished: dict[str, Finished] = {}
         self.counts: dict[str, int] = {}
+        self._scheduled: deque[tuple[Any, list[Work]]] = deque()
         self._prefixes: dict[str, list[bytes]] = {}
         self._computed: dict[str, int] = {}
         self._next = 0
@@ -179,9 +194,15 @@ class SimulatedEngine:
     def step(self) -> None:
         """One step, in the order of calls of vLLM's model runner."""
         output = self.scheduler.schedule()
-        for req_id, count in output.num_scheduled_tokens.items():
-            self._computed[req_id] = self._computed.get(req_id, 0) + count
-        results = [self._execute(rank, output) for rank in self.ranks]
+        self._scheduled.append(
+            (output, [self._work(*c) for c in output.num_scheduled_tokens.items()])
+        )
+        if len(self._scheduled) > self.overlap:
+            self._execute_oldest()
+
+    def _execute_oldest(self) -> None:
+        output, works = self._scheduled.popleft()
+        results = [self._execute(rank, output, works) for rank in self.ranks]
         result = self.aggregator.aggregate(results)
         assert result is not None
         for outputs in self.scheduler.update_from_output(output, result).values():
@@ -202,9 +223,9 @@ class SimulatedEngine:
         """Runs on until the engine has nothing to do, then checks that nothing is left behind."""
         self.run()
         for _ in range(IDLE_STEPS_MAX):
-            if not self.scheduler.has_requests():
+            if not self.scheduler.has_requests() and not self._scheduled:
                 break
-            self.step()
+            self.step() if self.scheduler.has_requests() else self._execute_oldest()
         assert not self.scheduler.has_requests(), "the engine is kept from going idle"
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == self.blocks - 1, "blocks are held for ever"
@@ -246,20 +267,36 @@ class SimulatedEngine:
             tokens.append(_next_token(_extend(b"", tokens)))
         return tokens[-max_tokens:] if max_tokens else []
 
+    def _work(self, req_id: str, count: int) -> Work:
+        # The scheduler has advanced the request by this step's tokens already.
+        request = self.requests[req_id]
+        self._computed[req_id] = self._computed.get(req_id, 0) + count
+        end = request.num_computed_tokens
+        return Work(
+            request,
+            end - count,
+            end,
+            self.scheduler.kv_cache_manager.get_block_ids(req_id),
+            samples=not request.is_prefill_chunk,
+        )
+
     def _prefix_hashes(self, request: Request, count: int) -> list[bytes]:
-        """The hash of the tokens up to and with each position."""
+        """The hash of the tokens up to and with each position, those it will generate included."""
         hashes = self._prefixes.setdefault(request.request_id, [])
-        tokens = request.all_token_ids
+        prompt_ids = request.prompt_token_ids
         for position in range(len(hashes), count):
-            hashes.append(_extend(hashes[-1] if hashes else b"", tokens[position : position + 1]))
+            before = hashes[-1] if hashes else b""
+            given = position < len(prompt_ids)
+            token = prompt_ids[position] if given else _next_token(before)
+            hashes.append(_extend(before, [token]))
         return hashes
 
-    def _execute(self, rank: Rank, output: Any) -> ModelRunnerOutput:
+    def _execute(self, rank: Rank, output: Any, works: list[Work]) -> ModelRunnerOutput:
         connector, metadata = rank.connector, output.kv_connector_metadata
         connector.handle_preemptions(metadata)
         connector.bind_connector_metadata(metadata)
-        for req_id, count in output.num_scheduled_tokens.items():
-            self._forward(rank, self.requests[req_id], count)
+        for work in works:
+            self._forward(rank, work)
         connector.start_load_kv(None)
         connector.wait_for_save()
         results = connector.get_transfer_results(output.finished_req_ids)
@@ -272,29 +309,30 @@ class SimulatedEngine:
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
         )
         connector.clear_connector_metadata()
-        req_ids = list(output.num_scheduled_tokens)
         return ModelRunnerOutput(
-            req_ids=req_ids,
-            req_id_to_index={req_id: i for i, req_id in enumerate(req_ids)},
-            sampled_token_ids=[self._sample(r, output.num_scheduled_tokens[r]) for r in req_ids],
+            req_ids=[work.request.request_id for work in works],
+            req_id_to_index={work.request.request_id: i for i, work in enumerate(works)},
+            sampled_token_ids=[self._sample(work) for work in works],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
             kv_connector_output=transfer,
         )
 
-    def _forward(self, rank: Rank, request: Request, count: int) -> None:
-        # The scheduler has advanced the request by this step's tokens already.
-        start = request.num_computed_tokens - count
-        hashes = self._prefix_hashes(request, start + count)
-        tables = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)
+    def _forward(self, rank: Rank, work: Work) -> None:
+        hashes = self._prefix_hashes(work.request, work.end)
         for g, spec in enumerate(self.specs):
             window = getattr(spec, "sliding_window", None)
-            read_from = 0 if window is None else max(0, start - window + 1)
-            for position in range(read_from, start):
-                self._check(rank, g, tables[g], position, hashes[position])
-            for position in range(start, start + count):
-                self._write(rank, g, tables[g], position, hashes[position])
+            read_from = 0 if window is None else max(0, work.start - window + 1)
+            for position in range(read_from, work.start):
+                self._check(rank, g, work.tables[g], position, hashes[position])
+            for position in range(work.start, work.end):
+                self._write(rank, g, work.tables[g], position, hashes[position])
+
+    def _sample(self, work: Work) -> list[int]:
+        if not work.samples:
+            return []
+        return [_next_token(self._prefix_hashes(work.request, work.end)[work.end - 1])]
 
     def _contents(self, rank: Rank, group: int, layer: int, prefix: bytes) -> torch.Tensor:
         shard = rank.index // self.tp_replicas
@@ -319,12 +357,6 @@ class SimulatedEngine:
             found = self._slot(rank, g, layer, table, position)
             right = torch.equal(found, self._contents(rank, g, layer, prefix))
             assert right, f"wrong KV at position {position} of group {g}, layer {layer}"
-
-    def _sample(self, req_id: str, count: int) -> list[int]:
-        request = self.requests[req_id]
-        if request.num_computed_tokens < request.num_tokens:
-            return []
-        return [_next_token(self._prefix_hashes(request, request.num_tokens)[-1])]
 
     # How it is put together
 
@@ -377,6 +409,8 @@ class SimulatedEngine:
             kv_transfer_config=KVTransferConfig(**transfer),
         )
         config.cache_config.num_gpu_blocks = self.blocks
+        # Where vLLM runs on a CPU it never overlaps steps; on a GPU it does by default.
+        config.scheduler_config.async_scheduling = self.overlap
         return config
 
     def _rank(self, index: int) -> Rank:

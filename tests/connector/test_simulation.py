@@ -67,6 +67,16 @@ def test_an_engine_loads_what_another_saved(make: Any) -> None:
     assert "blocks_saved" not in b.counts
 
 
+def test_steps_that_overlap(make: Any) -> None:
+    store = MemoryStore()
+    a, b = make(store, overlap=True), make(store, overlap=True)
+    tokens = prompt(40)
+    for engine in (a, b):
+        assert engine.generate(tokens, max_tokens=8).tokens == engine.expected(tokens, 8)
+    assert a.counts["blocks_saved"] == 11
+    assert b.counts["blocks_loaded"] == 10
+
+
 def test_a_second_turn_loads_the_first_and_saves_what_is_new(make: Any) -> None:
     store = MemoryStore()
     a, b = make(store), make(store)
@@ -389,6 +399,7 @@ def test_whatever_happens_the_kv_is_right(make: Any, specs: Any, seed: int) -> N
         "batched_tokens": dice.choice([8, 32]),
         "prefix_caching": dice.random() < 0.8,
         "tp": dice.choice([1, 2]),
+        "overlap": dice.random() < 0.5,
     }
     engines = [make(store, **options), make(store, **options)]
     documents = [prompt(dice.randrange(8, 60), seed=i) for i in range(4)]
