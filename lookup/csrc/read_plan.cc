@@ -65,6 +65,7 @@ ReadPlan ReadPlan::parse(std::string_view bytes) {
     plan.sessions.push_back({.node = row.node, .id = row.id});
   }
   plan.rows.resize(header.rows);
+  if (rows_bytes == 0) return plan;  // then there is no memory to copy to
   std::memcpy(static_cast<void*>(plan.rows.data()), body.data() + sessions_bytes, rows_bytes);
   return plan;
 }

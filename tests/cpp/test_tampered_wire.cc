@@ -99,7 +99,7 @@ std::uint64_t measure(Wire& wire, bool of_master, bool to_client) {
   Blocks blocks(99'999'900, kCount, kLength);
   const auto client = wire.client();
   put(*client, blocks);
-  wait_found(*client, blocks.keys());
+  wait_found(*wire.service().client(), blocks.keys());
   CHECK(count(get(*client, blocks), Status::kOk) == kCount);
   return wire.proxy(of_master).bytes(to_client);
 }

@@ -238,7 +238,7 @@ TEST_CASE("transfers: after cancel and wait no byte changes, at whatever moment"
     std::size_t cancelled = 0;
     for (std::int64_t job = 10; job < 40; ++job) {
       engine.submit_load(job, 0, plan_for(*client, 0, 32), 0, block_ids(32, 32), kPatience);
-      ::usleep(static_cast<useconds_t>(random() % 2000));
+      if (job % 3 != 0) ::usleep(static_cast<useconds_t>(random() % 2000));
       engine.cancel({job});
       REQUIRE(engine.wait({job}, kPatience));
       const auto results = engine.poll();
