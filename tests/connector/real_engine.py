@@ -50,6 +50,7 @@ class Engine:
     def __init__(self, model: Path, transfer: dict[str, Any] | None, **options: Any) -> None:
         options = {
             "block_size": BLOCK_TOKENS,
+            "distributed_executor_backend": "uni",
             "kv_cache_memory_bytes": 64 << 20,
             "max_model_len": 2048,
             "max_num_batched_tokens": 256,
@@ -62,7 +63,6 @@ class Engine:
                 enforce_eager=True,
                 dtype="float32",
                 disable_log_stats=False,
-                distributed_executor_backend="uni",
                 kv_transfer_config=transfer,
                 **options,
             )

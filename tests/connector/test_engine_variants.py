@@ -124,6 +124,24 @@ def test_layers_with_a_sliding_window(start: Start, service: Service, tmp_path: 
     assert counted["blocks_loaded"] == 18 + 4
 
 
+def test_tensor_parallel_workers_in_processes_of_their_own(
+    start: Start, service: Service, reference: ReferenceTokens
+) -> None:
+    engine = start(
+        transfer_config(service.master_address),
+        tensor_parallel_size=2,
+        distributed_executor_backend="mp",
+    )
+    assert engine.generate(prompt(TOKENS, 6)).tokens == reference(6)
+    engine.forget_local()
+    counted = Counted(engine)
+    generated = engine.generate(prompt(TOKENS, 6))
+    assert generated.tokens == reference(6)
+    assert generated.cached_tokens == TOKENS
+    assert counted["blocks_hit"] == BLOCKS
+    assert counted["blocks_loaded"] == 2 * BLOCKS
+
+
 def test_it_is_one_of_several_connectors(
     start: Start, service: Service, reference: ReferenceTokens
 ) -> None:
