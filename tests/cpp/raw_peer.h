@@ -93,6 +93,7 @@ class RawPeer {
   bool write(wire::Bytes bytes) {
     while (!bytes.empty()) {
       const ssize_t n = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n < 0 && errno == EINTR) continue;
       if (n < 0) return false;
       bytes = bytes.subspan(static_cast<std::size_t>(n));
     }
@@ -105,6 +106,7 @@ class RawPeer {
     std::size_t got = 0;
     while (got < bytes) {
       const ssize_t n = ::recv(fd_.get(), data.data() + got, bytes - got, 0);
+      if (n < 0 && errno == EINTR) continue;  // completions of io_uring do that, without a signal
       REQUIRE_MESSAGE(!(n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)), "nothing comes");
       if (n <= 0) break;
       got += static_cast<std::size_t>(n);

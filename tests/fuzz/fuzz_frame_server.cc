@@ -151,7 +151,9 @@ ByteVector exchange(int fd, wire::Bytes bytes) {
     }
     pollfd ready{
         .fd = fd, .events = static_cast<short>(writing ? POLLIN | POLLOUT : POLLIN), .revents = 0};
-    require(::poll(&ready, 1, 20'000) > 0, "the server hangs");
+    const int count = ::poll(&ready, 1, 20'000);
+    if (count < 0 && errno == EINTR) continue;
+    require(count > 0, "the server hangs");
     if ((ready.revents & POLLOUT) != 0) {
       cut = cut * 31 + std::to_integer<unsigned>(bytes.front());
       const std::size_t step = std::min<std::size_t>(bytes.size(), 1 + cut % 4096);
