@@ -73,9 +73,13 @@ $(STAMPS)/package: pyproject.toml $(PACKAGES) $(STAMPS)/venv
 	@touch $@
 
 build: $(STAMPS)/package ## Bring the C++ of the editable install up to date
-	@cmake --build build/editable -j $(JOBS) >build/editable/make.log 2>&1 || \
-	  { cat build/editable/make.log; exit 1; }
-	@cmake --install build/editable --prefix build/editable/install/platlib >/dev/null
+ifeq ($(REBUILD),true)
+	@$(BIN)/python -P -c "import hymcache._core"
+else
+	@cmake --build build/editable -j $(JOBS) >build/make.log 2>&1 || { cat build/make.log; exit 1; }
+	@cmake --install build/editable --prefix "$$($(BIN)/python -c \
+	  'import sysconfig; print(sysconfig.get_path("platlib"))')" >/dev/null
+endif
 
 # --- checks ------------------------------------------------------------------------------------
 
