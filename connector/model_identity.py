@@ -40,12 +40,16 @@ def weights_identity(vllm_config: VllmConfig) -> str:
 
 
 def draft_identity(vllm_config: VllmConfig) -> str:
-    """The drafter whose layers stand in the same blocks, "" without one."""
+    """The weights of a drafter of its own, "" without one.
+
+    Its layers may stand in the same blocks. What drafts without weights, or with some of the
+    model's own, adds no fact: the layers that blocks consist of are in the layout id.
+    """
     speculative = vllm_config.speculative_config
-    if speculative is None:
+    draft = None if speculative is None else speculative.draft_model_config
+    if draft is None or draft.model == vllm_config.model_config.model:
         return ""
-    draft = speculative.draft_model_config
-    return f"{speculative.method}:{_model_identity(draft) if draft is not None else ''}"
+    return _model_identity(draft)
 
 
 def config_digest(model: ModelConfig) -> str:

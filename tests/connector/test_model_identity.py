@@ -85,10 +85,14 @@ def test_a_model_of_the_hub_is_its_name_and_commit(
     assert weights_identity(engine("some/model")) == "some/model@abc123"
 
 
-def test_the_drafter_counts(tmp_path: Path) -> None:
-    folder = weights(tmp_path / "draft")
-    speculative = SimpleNamespace(method="eagle", draft_model_config=engine(folder).model_config)
-    assert draft_identity(engine("m", speculative=speculative)).startswith("eagle:draft@")
+def test_a_drafter_with_weights_of_its_own_counts(tmp_path: Path) -> None:
+    def drafting_with(path: Path | str | None) -> Any:
+        draft = None if path is None else engine(path).model_config
+        return engine("m", speculative=SimpleNamespace(draft_model_config=draft))
+
+    assert draft_identity(drafting_with(weights(tmp_path / "draft"))).startswith("draft@")
+    assert draft_identity(drafting_with("m")) == ""
+    assert draft_identity(drafting_with(None)) == ""
     assert draft_identity(engine("m")) == ""
 
 

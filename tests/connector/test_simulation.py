@@ -151,6 +151,8 @@ def test_roles(make: Any, role: str, saves: bool, loads: bool) -> None:
     engine.generate(others)
     assert ("blocks_loaded" in engine.counts) == loads
     assert ("blocks_saved" in engine.counts) == saves
+    # A cache hands nothing over that a preemption must wait for.
+    assert not engine.scheduler.requires_kv_delivery
 
 
 def test_two_models_share_nothing(make: Any, tmp_path: Path) -> None:
