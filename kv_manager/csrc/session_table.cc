@@ -64,7 +64,11 @@ SessionTable::Result SessionTable::prefetch(std::uint64_t peer,
 void SessionTable::want(Session& session) {
   if (session.wanting || session.next_issue >= session.blocks.size()) return;
   session.wanting = true;
-  wanting_.push_back(&session);
+  queue_of(session).push_back(&session);
+}
+
+std::deque<SessionTable::Session*>& SessionTable::queue_of(const Session& session) {
+  return session.claimed ? readers_ : preparers_;
 }
 
 void SessionTable::pump() {
@@ -77,33 +81,34 @@ void SessionTable::pump() {
 }
 
 void SessionTable::pump_all() {
-  while (!wanting_.empty()) {
-    Session* session = wanting_.front();
+  while (!readers_.empty() || !preparers_.empty()) {
+    std::deque<Session*>& queue = readers_.empty() ? preparers_ : readers_;
+    Session* session = queue.front();
     Issue result = issue_one(*session);
     if (result == Issue::kNoSlot) {
-      session = prefer_reader();
+      session = prefer_starving();
       if (session == nullptr) return;
       do {
         result = issue_one(*session);
       } while (result == Issue::kNoSlot && revoke_one(*session));
       if (result == Issue::kNoSlot) return;
     }
-    wanting_.pop_front();
+    queue.pop_front();
     if (result == Issue::kIssued) {
-      wanting_.push_back(session);
+      queue.push_back(session);
     } else {
       session->wanting = false;
     }
   }
 }
 
-// Whoever is read from right now goes before whoever only prepares. Null when nobody is.
-SessionTable::Session* SessionTable::prefer_reader() {
-  const auto reader = std::find_if(wanting_.begin(), wanting_.end(),
+// Moves a reader that can do nothing but wait to the front. Null when there is none.
+SessionTable::Session* SessionTable::prefer_starving() {
+  const auto reader = std::find_if(readers_.begin(), readers_.end(),
                                    [this](const Session* s) { return starves(*s); });
-  if (reader == wanting_.end()) return nullptr;
-  std::rotate(wanting_.begin(), reader, reader + 1);
-  return wanting_.front();
+  if (reader == readers_.end()) return nullptr;
+  std::rotate(readers_.begin(), reader, reader + 1);
+  return readers_.front();
 }
 
 SessionTable::Issue SessionTable::issue_one(Session& session) {
@@ -199,7 +204,7 @@ SessionTable::Result SessionTable::wait(std::uint64_t peer, std::uint32_t reques
   if (session == nullptr) return Result::kNoSession;
   if (session->waiter.active) answer(*session, 0);  // one reader at a time: the newer one
   session->peer = peer;
-  session->claimed = true;
+  claim(*session);
   session->last_used = loop_.now();
   Waiter& waiter = session->waiter;
   waiter = {.active = true,
@@ -219,6 +224,14 @@ SessionTable::Result SessionTable::wait(std::uint64_t peer, std::uint32_t reques
   });
   pump();  // it may have become a reader that others make room for
   return Result::kOk;
+}
+
+void SessionTable::claim(Session& session) {
+  if (session.claimed) return;
+  if (session.wanting) std::erase(preparers_, &session);
+  session.wanting = false;
+  session.claimed = true;
+  want(session);
 }
 
 void SessionTable::try_answer(Session& session) {
@@ -361,7 +374,7 @@ void SessionTable::end(Session& session) {
   const Waiter waiter = session.waiter;
   cancel_waiter(session);
   for (Block& block : session.blocks) release_block(session, block);
-  if (session.wanting) std::erase(wanting_, &session);
+  if (session.wanting) std::erase(queue_of(session), &session);
   blocks_total_ -= session.blocks.size();
   sessions_.erase(wire::SessionId(session.id));
   if (!waiter.active) return;

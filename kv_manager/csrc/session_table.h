@@ -2,7 +2,8 @@
 //
 // A session is the ordered list of blocks that one request will read from this node. Blocks are
 // issued to the device in order, as long as those not yet released fit the session's window (the
-// paper: 128 MiB, at least one block). Sessions take turns, in the order in which they came.
+// paper: 128 MiB, at least one block). Sessions take turns in the order in which they came, those
+// that are being read from before those that are not yet.
 //
 //   queued --issue--> issued --staged--> ready --WAIT--> handed (token out) --RELEASE--> done
 //      |                 |                  |               \--inline--> sending --sent--> done
@@ -117,7 +118,7 @@ class SessionTable {
     std::uint64_t serial = 0;  // of opening: tells it from a later one of the same id
     std::uint64_t peer = 0;    // whose end is its end: who opened it, then who last waited
     bool claimed = false;      // somebody has waited
-    bool wanting = false;      // stands in wanting_
+    bool wanting = false;      // stands in readers_ or, not yet claimed, in preparers_
     std::uint32_t next_issue = 0;
     std::uint64_t window_used_bytes = 0;  // issued and not released
     std::uint32_t lease_ms = 0;
@@ -141,11 +142,13 @@ class SessionTable {
   void pump_all();
   Session* find(const wire::SessionId& id);
   void want(Session& session);
-  Session* prefer_reader();
+  std::deque<Session*>& queue_of(const Session& session);
+  Session* prefer_starving();
   Issue issue_one(Session& session);
   bool revoke_one(const Session& in_favour_of);
   bool starves(const Session& session) const;
   void settle(Session& session, Block& block);
+  void claim(Session& session);
   void try_answer(Session& session);
   void answer(Session& session, std::uint32_t count);
   void cancel_waiter(Session& session);
@@ -160,7 +163,10 @@ class SessionTable {
   const SessionLimits limits_;
   const Reply reply_;
   std::unordered_map<wire::SessionId, std::unique_ptr<Session>, IdHash> sessions_;
-  std::deque<Session*> wanting_;  // may issue more, in order of arrival
+  // May issue more, in turn. Slots go to those that are being read from first: a session that waits
+  // in its engine's queue has time, and what it would stage now might have to be revoked.
+  std::deque<Session*> readers_;
+  std::deque<Session*> preparers_;
   bool pumping_ = false;
   struct Owner {
     Session* session = nullptr;

@@ -130,6 +130,25 @@ TEST_CASE("sessions: a reader goes before those who only prepare") {
   }
 }
 
+TEST_CASE("sessions: slots that become free go to whoever is read from") {
+  Sessions sessions;
+  const auto entries = sessions.on_device(0, 48, kBlock);
+  const auto from = [&](std::size_t first) {
+    return std::vector<Entry>(entries.begin() + static_cast<std::ptrdiff_t>(first),
+                              entries.begin() + static_cast<std::ptrdiff_t>(first) + 16);
+  };
+  REQUIRE(sessions.prefetch(1, from(0)) == Result::kOk);
+  sessions.settle();
+  REQUIRE(sessions.prefetch(2, from(16)) == Result::kOk);
+  REQUIRE(sessions.prefetch(3, from(32)) == Result::kOk);
+  CHECK(sessions.read(2, 1, 0, 1).size() == 1);  // at the cost of one of the first's
+  CHECK(sessions.stats().blocks_revoked == 1);
+  sessions.release(1, 0, 8);
+  sessions.settle();
+  CHECK(sessions.read(2, 2, 1, 8).size() == 8);  // staged ahead, as the window allows
+  CHECK(sessions.stats().blocks_revoked == 1);
+}
+
 TEST_CASE("sessions: a large block of a reader takes the place of many small ones") {
   Sessions sessions;
   const auto small = sessions.on_device(0, 64, 16 * kKiB);
