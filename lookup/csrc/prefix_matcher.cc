@@ -3,6 +3,12 @@
 #include <utility>
 
 namespace hymcache {
+namespace {
+
+// Requests whose prefix is not yet looked up. So many wait only where the master does not answer.
+constexpr std::size_t kQueuedMax = 16'384;
+
+}  // namespace
 
 PrefixMatcher::PrefixMatcher(std::shared_ptr<StoreClient> client)
     : client_(std::move(client)), thread_([this] { run(); }) {}
@@ -25,6 +31,11 @@ PrefixMatcher::Ticket PrefixMatcher::start(std::vector<ObjectKey> keys) {
   const std::lock_guard lock(mutex_);
   const Ticket ticket = next_ticket_++;
   jobs_.emplace(ticket, job);
+  if (queue_.size() >= kQueuedMax) {
+    job->done = true;
+    job->match.reason = "too many lookups wait already";
+    return ticket;
+  }
   queue_.push_back(std::move(job));
   changed_.notify_one();
   return ticket;

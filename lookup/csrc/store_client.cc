@@ -26,6 +26,15 @@ std::uint64_t bytes_of(std::span<const Segment> place) {
   return bytes;
 }
 
+// A stream that is left in the middle would answer the next question with what was asked before.
+struct CloseUnlessDone {
+  Channel& channel;
+  bool done = false;
+  ~CloseUnlessDone() {
+    if (!done) channel.close();
+  }
+};
+
 BlockStatus failure_status(TimePoint deadline) {
   return Clock::now() >= deadline ? BlockStatus::kDeadline : BlockStatus::kUnavailable;
 }
@@ -40,6 +49,7 @@ void StoreClient::look_up_batches(Channel& master, std::span<const ObjectKey> ke
   const std::size_t batches = (keys.size() + wire::kLookupKeysMax - 1) / wire::kLookupKeysMax;
   std::array<std::uint32_t, kLookupsInFlight> ids{};
   std::array<Entry, wire::kLookupKeysMax> rows;
+  CloseUnlessDone guard{.channel = master};
   bool wanted = true;
   std::size_t sent = 0;
   for (std::size_t received = 0; received < sent || (wanted && received < batches); ++received) {
@@ -60,7 +70,6 @@ void StoreClient::look_up_batches(Channel& master, std::span<const ObjectKey> ke
         std::min<std::size_t>(wire::kLookupKeysMax, keys.size() - received * wire::kLookupKeysMax);
     const wire::Bytes raw = reader.take_rows<Entry>(head.count, wire::kLookupKeysMax);
     if (head.count != asked) {
-      master.close();
       throw Error(ErrorKind::kProtocol, "a LOOKUP was answered for other keys");
     }
     std::memcpy(static_cast<void*>(rows.data()), raw.data(), raw.size());
@@ -68,6 +77,7 @@ void StoreClient::look_up_batches(Channel& master, std::span<const ObjectKey> ke
     // What is on its way is received all the same: the connection goes back in order.
     if (wanted) wanted = each(std::span(rows).first(asked));
   }
+  guard.done = true;
 }
 
 std::vector<Entry> StoreClient::lookup(std::span<const ObjectKey> keys, TimePoint deadline) {

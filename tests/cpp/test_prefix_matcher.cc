@@ -104,6 +104,22 @@ TEST_CASE("matcher: a wait for an unknown ticket ends at once, one for a slow an
   CHECK_FALSE(known);
 }
 
+TEST_CASE("matcher: more lookups than can wait are answered at once") {
+  std::uint16_t port = 0;
+  const UniqueFd silent = listen_socket(Endpoint::parse("127.0.0.1:0"), &port);
+  ClientOptions options;
+  options.masters = {Endpoint::parse("127.0.0.1:" + std::to_string(port))};
+  PrefixMatcher matcher(std::make_shared<StoreClient>(options));
+  Match match;
+  bool known = false;
+  PrefixMatcher::Ticket last = 0;
+  // The first occupies the thread for a second.
+  for (int i = 0; i < 20'000; ++i) last = matcher.start(numbered_keys(0, 1));
+  REQUIRE(matcher.poll(last, &match, &known));
+  CHECK(match.hits == 0);
+  CHECK(match.reason == "too many lookups wait already");
+}
+
 TEST_CASE("matcher: what is cancelled, at whatever moment, leaves nothing staged") {
   const std::uint64_t seed = test_seed();
   CAPTURE(seed);

@@ -88,17 +88,6 @@ void store(Channel& channel, std::uint64_t number, std::uint32_t length) {
         CommitState::kStored);
 }
 
-// The connection ends, and the node says why.
-std::string last_words(Channel& channel) {
-  try {
-    channel.receive(wire::Type::kCommit, 0, soon());
-  } catch (const Error& error) {
-    CHECK_FALSE(channel.open());
-    return error.what();
-  }
-  return "";
-}
-
 bool is_serving(Node& node) {
   const auto channel = node.connect();
   return offer(*channel, 0xFFFF, 1).state == OfferState::kGranted;
@@ -152,17 +141,6 @@ TEST_CASE("node: many grants are written by one frame") {
   CHECK(node.stats().object_bytes == bytes.size());
 }
 
-TEST_CASE("node: a frame whose rows and bytes do not agree ends its connection") {
-  Node node;
-  const auto channel = node.connect();
-  const auto granted = offer(*channel, 1, 1000);
-  write(*channel, {{.grant = granted.grant, .length = 1000, .reserved = 0}}, object(1, 999));
-  CHECK(last_words(*channel).find("WRITE: the rows name 1000 bytes") != std::string::npos);
-  eventually([&] { return node.stats().writes.open == 0; });
-  CHECK(node.stats().server.protocol_errors == 1);
-  CHECK(is_serving(node));
-}
-
 TEST_CASE("node: a writer that is cut off in the middle leaves nothing") {
   Node node;
   for (const std::size_t sent : {std::size_t{1}, std::size_t{50'000}, std::size_t{99'999}}) {
@@ -212,53 +190,6 @@ TEST_CASE("node: clients cannot write what they may only read") {
   CHECK(::ftruncate(fd.get(), 0) != 0);  // nor take it away from others
   const RegionMapping mapping(UniqueFd(::dup(fd.get())), attached);
   CHECK(mapping.writable(0, 8) == nullptr);
-}
-
-TEST_CASE("node: what it does not take ends the connection with a word, and the node lives") {
-  Node node;
-  const auto refused = [&](wire::Type type, wire::Bytes payload) {
-    const auto channel = node.connect();
-    channel->send(type, payload, {}, soon());
-    return last_words(*channel);
-  };
-  CHECK(refused(wire::Type::kAttach, {}).find("UNIX socket") != std::string::npos);
-  CHECK(refused(wire::Type::kLookup, {}).find("does not take LOOKUP") != std::string::npos);
-  CHECK_FALSE(refused(wire::Type::kOffer, {}).empty());
-  CHECK_FALSE(refused(wire::Type::kPrefetch, {}).empty());
-  CHECK_FALSE(refused(wire::Type::kWait, {}).empty());
-  CHECK_FALSE(refused(wire::Type::kRelease, {}).empty());
-  CHECK_FALSE(refused(wire::Type::kEnd, {}).empty());
-  CHECK_FALSE(refused(wire::Type::kReport, {}).empty());
-  CHECK_FALSE(refused(wire::Type::kWrite, {}).empty());
-  CHECK_FALSE(refused(wire::Type::kCommit, {}).empty());
-  const wire::OfferRequest too_many{.name_space = 0, .count = wire::kOfferRowsMax + 1, .flags = 0};
-  CHECK_FALSE(refused(wire::Type::kOffer, wire::as_bytes(too_many)).empty());
-  const wire::PrefetchRequest rows{
-      .session = {}, .lease_ms = 1, .count = wire::kPrefetchRowsMax + 1};
-  CHECK_FALSE(refused(wire::Type::kPrefetch, wire::as_bytes(rows)).empty());
-  const wire::OfferRequest missing{.name_space = 0, .count = 3, .flags = 0};
-  CHECK_FALSE(refused(wire::Type::kOffer, wire::as_bytes(missing)).empty());
-  eventually([&] { return node.stats().server.protocol_errors == 13; });
-  CHECK(is_serving(node));
-}
-
-TEST_CASE("node: a wait for no session is answered, and the connection goes on") {
-  Node node;
-  const auto channel = node.connect();
-  const wire::WaitRequest wait{
-      .session = {9}, .first = 0, .count_max = 1, .timeout_ms = 1000, .flags = 0};
-  for (int i = 0; i < 2; ++i) {
-    CHECK_THROWS_AS(channel->call(wire::Type::kWait, wire::as_bytes(wait), {}, soon()), Error);
-    REQUIRE(channel->open());
-  }
-  const wire::ReleaseRequest release{.session = {9}, .first = 0, .count = 5};
-  channel->post(wire::Type::kRelease, wire::as_bytes(release), {});
-  const wire::EndRequest end{.session = {9}};
-  channel->post(wire::Type::kEnd, wire::as_bytes(end), {});
-  const wire::ReportRequest report{.session = {9}, .index = 0, .reserved = 0};
-  channel->post(wire::Type::kReport, wire::as_bytes(report), {});
-  CHECK(offer(*channel, 1, 10).state == OfferState::kGranted);
-  CHECK(node.stats().reports == 1);
 }
 
 TEST_CASE("node: grants and sessions that nobody uses end with their leases") {

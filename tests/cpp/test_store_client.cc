@@ -143,6 +143,31 @@ TEST_CASE("client: a plan whose session the node has forgotten is read all the s
   }
 }
 
+TEST_CASE("client: checksums can be left out, by the writer or by the reader") {
+  Service service;
+  std::uint64_t first = 0;
+  for (const bool written : {true, false}) {
+    for (const bool verified : {true, false}) {
+      for (const TransportChoice transport : kTransports) {
+        const auto client = service.client(transport);
+        Blocks blocks(first += 100, 3, 10'000);
+        std::vector<Status> statuses(3);
+        client->write(1, false, blocks.keys(), blocks.fill_all().places(), {.checksums = written},
+                      client->deadline(), statuses);
+        CHECK(count(statuses, Status::kOk) == 3);
+        wait_found(*client, blocks.keys());
+        const ReadPlan plan{.rows = client->lookup(blocks.keys(), client->deadline()),
+                            .sessions = {}};
+        CHECK(((plan.rows[0].flags & Entry::kHasCrc) != 0) == written);
+        client->read(plan, 0, blocks.wipe().places(), {.checksums = verified}, client->deadline(),
+                     statuses);
+        CHECK(count(statuses, Status::kOk) == 3);
+        for (std::size_t i = 0; i < 3; ++i) CHECK(blocks.holds(i));
+      }
+    }
+  }
+}
+
 TEST_CASE("client: what is stored already is not written again") {
   Service service;
   for (const TransportChoice transport : kTransports) {
