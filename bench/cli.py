@@ -68,7 +68,7 @@ def micro(
         quick=quick,
         transports=_TRANSPORTS[transport],
     )
-    out.mkdir(parents=True, exist_ok=True)
+    _make_folder(out)
     with _running(console):
         with StepProgress(console, "micro", options.steps) as progress:
             run_micro(options, progress.report, progress.advance)
@@ -130,7 +130,7 @@ def ttft(
         peers=tuple(peer),
         transport=transport,
     )
-    out.mkdir(parents=True, exist_ok=True)
+    _make_folder(out)
     with _running(console):
         numbers, notes = time_ttft(options, console)
         draw_ttft(read_samples(options.samples_path), out / "ttft.png")
@@ -158,6 +158,13 @@ def ttft_notes(numbers: Numbers, reasons: dict[str, str]) -> dict[str, str]:
         told += reasons.values()
         notes[name] = told[0] if told else "not measured in this run"
     return notes
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}; name a folder") from error
 
 
 def _lengths(text: str) -> tuple[int, ...]:

@@ -107,17 +107,19 @@ def _table(outcome: SharedPrompt) -> Table:
     table = Table(
         title="Two engines, one prompt",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         caption=f"A computed the prompt in {_ms(outcome.storing.ttft_s)} and stored "
         f"{stored.blocks_saved} blocks ({decimal(stored.bytes_saved)}).",
     )
-    table.add_column("prompt to B")
+    # Nothing may be cut off in a terminal of 80 columns.
+    table.add_column("prompt\nto B", no_wrap=True)
     for column in (
-        *("tokens", "TTFT\ncomputed", "TTFT\nremote KV"),
-        *("blocks asked/\nhit/loaded", "bytes\nmoved"),
+        *("tokens", "TTFT\ncomputed", "TTFT\nremote"),
+        *("blocks\nasked", "\nhit", "\nloaded", "bytes\nmoved"),
     ):
-        table.add_column(column, justify="right")
-    table.add_column("by")
-    table.add_column("tokens\nequal")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("by", no_wrap=True)
+    table.add_column("same\ntokens", no_wrap=True)
     for turn in outcome.turns:
         counts = turn.counts
         table.add_row(
@@ -125,7 +127,9 @@ def _table(outcome: SharedPrompt) -> Table:
             str(turn.prompt_tokens),
             _ms(turn.computed.ttft_s),
             _ms(turn.remote.ttft_s),
-            f"{counts.blocks_asked}/{counts.blocks_hit}/{counts.blocks_loaded}",
+            str(counts.blocks_asked),
+            str(counts.blocks_hit),
+            str(counts.blocks_loaded),
             decimal(counts.bytes_loaded),
             ", ".join(counts.transports) or "-",
             "[green]yes" if turn.tokens_agree else "[bold red]no",
