@@ -107,7 +107,7 @@ def _table(outcome: SharedPrompt) -> Table:
     table = Table(
         title="Two engines, one prompt",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,
         caption=f"A computed the prompt in {_ms(outcome.storing.ttft_s)} and stored "
         f"{stored.blocks_saved} blocks ({decimal(stored.bytes_saved)}).",
     )
