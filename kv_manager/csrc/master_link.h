@@ -49,6 +49,8 @@ class MasterLink : private FramedSocket::Delegate {
 
   void publish(const Entry& entry);
   void withdraw(const ObjectKey& key, Generation generation);
+  // Sends what was published and withdrawn now, rather than at the end of the loop's round.
+  void flush();
   bool drain_wanted() const noexcept { return drain_wanted_; }
   MasterLinkStats stats() const;
 
@@ -64,7 +66,6 @@ class MasterLink : private FramedSocket::Delegate {
   void sync_more();
   void send_rows(std::span<const Entry> rows);
   void schedule_flush();
-  void flush();
   void on_tick();
 
   EventLoop& loop_;

@@ -303,6 +303,8 @@ void StorageNode::on_commit(FrameServer::Peer& peer, const wire::Header& header,
     scratch_.put(
         writes_->commit(peer.id(), wire::row_at<wire::CommitRow>(rows, i), writes_by_itself));
   }
+  // The masters are told first: who hears that a block is stored will usually find it.
+  for (const auto& master : masters_) master->flush();
   peer.reply(header, scratch_.bytes());
   last_commit_ = loop_.now();
   drive_device();

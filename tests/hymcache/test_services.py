@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import hymcache
+from hymcache.lookup import BlockStatus
 
 START_TIMEOUT_S = 40.0
 CONFIG = """
@@ -103,7 +104,10 @@ def test_up_serves_until_a_signal_and_stops_within_a_second(
         with hymcache.Client(endpoints["master.listen"]) as client:
             client.put([key], [b"bytes"])
             into = bytearray(5)
-            client.get([key], [into])
+            end = time.monotonic() + 5
+            # Found once the node has told the master.
+            while client.get([key], [into]) != [BlockStatus.OK]:
+                assert time.monotonic() < end
             assert into == b"bytes"
 
         done = run("lookup", "-m", endpoints["master.listen"], "--json", key.hex(), absent.hex())
