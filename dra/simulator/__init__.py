@@ -1,0 +1,1 @@
+"""A fabric manager without hardware: appliances, blades, cables and regions, with faults."""
