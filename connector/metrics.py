@@ -55,6 +55,7 @@ _TABLE: Final = (
     Metric("blocks_saved", "Blocks that the store took, each rank and cache group counted."),
     Metric("blocks_skipped", "Blocks that were not saved.", ("reason",)),
     Metric("bytes", "Bytes moved, by direction (load, save).", ("direction", "transport")),
+    Metric("verbs_fallbacks", "Calls whose bytes went over TCP although RDMA was to be used."),
     Metric("lookup_seconds", "From the start of a lookup to its answer.", (), _SECONDS_BUCKETS),
     Metric("load_seconds", "From the order of a load to its end.", (), _SECONDS_BUCKETS),
     Metric("save_seconds", "From the order of a save to its end.", (), _SECONDS_BUCKETS),

@@ -60,18 +60,23 @@ def config_digest(model: ModelConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def named_identity(name: str, revision: str | None = None) -> str:
+    """The weights behind the name of a model: a local path, or one on the hub."""
+    path = Path(name)
+    if path.exists():
+        return f"{path.resolve().name}@{_files_digest(path)}"
+    cached = try_to_load_from_cache(name, "config.json", revision=revision)
+    if isinstance(cached, str):
+        # .../snapshots/<commit>/config.json
+        return f"{name}@{Path(cached).parent.name}"
+    return f"{name}@{revision or 'main'}"
+
+
 def _model_identity(model: ModelConfig) -> str:
     if model.model_weights:
         # Weights in an object store; `model` is then a temporary directory without them.
         return str(model.model_weights)
-    path = Path(model.model)
-    if path.exists():
-        return f"{path.resolve().name}@{_files_digest(path)}"
-    cached = try_to_load_from_cache(model.model, "config.json", revision=model.revision)
-    if isinstance(cached, str):
-        # .../snapshots/<commit>/config.json
-        return f"{model.model}@{Path(cached).parent.name}"
-    return f"{model.model}@{model.revision or 'main'}"
+    return named_identity(model.model, model.revision)
 
 
 def _files_digest(path: Path) -> str:

@@ -66,7 +66,7 @@ class TransferResult(Protocol):
 
     @property
     def transport(self) -> str:
-        """How the bytes moved: "shm" or "tcp"; "" if none did."""
+        """How the bytes moved: "shm", "verbs" or "tcp"; "" if none did."""
 
 
 class Transfers(Protocol):

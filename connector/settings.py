@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hymcache import limits
 from hymcache.address import Address
-from hymcache.config import Config, DurationS, Size
+from hymcache.config import Config, DurationS, Size, VerbsConfig
 from hymcache.config_source import load_config, parse_section
 from hymcache.errors import ConfigError
 
@@ -44,8 +44,9 @@ class ConnectorSettings(BaseModel):
     master: _Masters = Field(
         min_length=1, max_length=16, description="The masters to ask, in order of preference."
     )
-    transport: Literal["auto", "shm", "tcp"] = Field(
-        description="How bytes move; `auto` takes `shm` where the node is on this host."
+    transport: Literal["auto", "shm", "verbs", "tcp"] = Field(
+        description="How bytes move; `auto` takes `shm` where the node is on this host, else "
+        "`verbs` where both ends have an RDMA device, else `tcp`."
     )
     deadline_s: DurationS = Field(
         gt=0,
@@ -60,7 +61,7 @@ class ConnectorSettings(BaseModel):
         None, description="A file that holds the secret of the service."
     )
     config: Path | None = Field(
-        None, description="A TOML file; its section [client] and its secret count."
+        None, description="A TOML file; its sections [client] and [verbs] and its secret count."
     )
     staging_bytes: Size = Field(
         limits.STAGING_BUFFER_BYTES,
@@ -80,6 +81,10 @@ class ConnectorSettings(BaseModel):
         if self.secret_file is not None:
             return Config(secret=None, secret_file=self.secret_file).secret_bytes()
         return load_config(self.config).secret_bytes()
+
+    def verbs(self) -> VerbsConfig:
+        """The section [verbs] of the TOML file, for RDMA."""
+        return load_config(self.config).verbs
 
     def master_addresses(self) -> tuple[str, ...]:
         """The masters as `host:port`."""

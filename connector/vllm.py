@@ -136,6 +136,7 @@ class HyMCacheConnector(KVConnectorBase_V1, SupportsHMA):
             self._shards,
             [WorkerLayout(layout.layout_id, layout.block_bytes) for layout in layouts],
             deadline_s=self._settings.deadline_s,
+            verbs_fallbacks=self._store.verbs_fallbacks,
         )
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ Nothing here waits. A load that fails in any way is reported as such: vLLM compu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -59,13 +59,19 @@ class WorkerSide:
         layouts: Sequence[WorkerLayout],
         *,
         deadline_s: float,
+        verbs_fallbacks: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`layouts` are those of the KV cache groups kept, in their order."""
+        """`layouts` are those of the KV cache groups kept, in their order.
+
+        `verbs_fallbacks` counts the calls so far that went over TCP although RDMA was to be used.
+        """
         self._transfers = transfers
         self._shard = shards.shard_of(rank)
         self._saves_shard = shards.saves(rank)
         self._single_group = len(layouts) == 1
         self._deadline_s = deadline_s
+        self._verbs_fallbacks = verbs_fallbacks
+        self._fallbacks_counted = 0
         self._next_job = 0
         self._loads: dict[str, _Loading] = {}
         # A job of Transfers -> the request and part that it loads, or the save that it is.
@@ -123,6 +129,9 @@ class WorkerSide:
 
     def take_stats(self) -> StoreStats | None:
         """What was counted since the last call."""
+        fallbacks = self._verbs_fallbacks()
+        self._stats.add("verbs_fallbacks", fallbacks - self._fallbacks_counted)
+        self._fallbacks_counted = fallbacks
         return self._stats.take()
 
     def close(self) -> None:

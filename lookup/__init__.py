@@ -7,10 +7,14 @@ have.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from hymcache._core import BlockStatus
-from hymcache.lookup.client import Client, Location
 from hymcache.lookup.keys import KEY_BYTES, ObjectKey, object_key, object_keys
 from hymcache.lookup.namespace import Fingerprint, Namespace
+
+if TYPE_CHECKING:
+    from hymcache.lookup.client import Client, Location
 
 __all__ = [
     "KEY_BYTES",
@@ -23,3 +27,12 @@ __all__ = [
     "object_key",
     "object_keys",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Its configuration takes as long to import as all the rest; who reads a region needs none.
+    if name in {"Client", "Location"}:
+        from hymcache.lookup import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

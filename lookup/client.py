@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
+import numpy as np
 from typing_extensions import Buffer
 
 from hymcache import limits
 from hymcache._core import BlockStatus, StoreClient
-from hymcache.errors import ConfigError
-from hymcache.lookup.keys import KEY_BYTES
+from hymcache.config import VerbsConfig
+from hymcache.lookup.keys import joined_keys
+from hymcache.transport.verbs import make_initiator
 
 # hymcache/csrc/entry.h: key, address, generation, name_space, length, node, crc32c, flags, epoch
 # and a reserved word.
 _ENTRY: Final = struct.Struct("<16sQQQIIIIII")
 _ENTRY_VALID: Final = 1
+# Looked up: an enumeration's own call takes ten times as long, for every block.
+_STATUSES: Final = {status.value: status for status in BlockStatus}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,15 @@ class Client:
         connect_timeout_s: float = limits.CONNECT_TIMEOUT_S,
         verify_checksums: bool = True,
         secret: bytes = b"",
+        verbs: VerbsConfig | None = None,
     ) -> None:
-        """Raises ConfigError for an address or a transport that cannot be."""
+        """Raises ConfigError for an address or a transport that cannot be.
+
+        `verbs` is the section [verbs] of a configuration, where RDMA is to differ from its
+        defaults.
+        """
         masters = [master] if isinstance(master, str) else list(master)
+        self._registered: list[memoryview] = []
         self._core = StoreClient(
             masters=masters,
             transport=transport,
@@ -61,7 +71,20 @@ class Client:
             connect_timeout_s=connect_timeout_s,
             verify_checksums=verify_checksums,
             name=f"client {socket.gethostname()}:{os.getpid()}",
+            verbs=make_initiator(transport, verbs or VerbsConfig()),
         )
+
+    def register_memory(self, buffer: Buffer) -> None:
+        """Lets RDMA read into, and write from, a writable buffer without a copy in between.
+
+        It is pinned, and kept, until the client is closed; what other transports move needs no
+        registration, and this does nothing. Nor does it where `transport` is `auto` and there is
+        no RDMA device to use. Raises DeviceError that names the limit to raise.
+        """
+        view = memoryview(buffer).cast("B")
+        address = int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
+        self._core.register_memory(address, view.nbytes)
+        self._registered.append(view)
 
     def put(
         self,
@@ -78,8 +101,8 @@ class Client:
         of one prefix, and nothing is stored behind the first that was not. Raises Unavailable
         when no master answers.
         """
-        statuses = self._core.put(_joined(keys), buffers, name_space, prefix_order)
-        return [BlockStatus(status) for status in statuses]
+        statuses = self._core.put(joined_keys(keys), buffers, name_space, prefix_order)
+        return [_STATUSES[status] for status in statuses]
 
     def get(self, keys: Sequence[bytes], into: Sequence[Buffer]) -> list[BlockStatus]:
         """Fills each writable buffer with the object of its key; it must have the object's size.
@@ -87,14 +110,14 @@ class Client:
         The contents of a buffer whose answer is not OK are undefined. Raises Unavailable when no
         master answers.
         """
-        return [BlockStatus(status) for status in self._core.get(_joined(keys), into)]
+        return [_STATUSES[status] for status in self._core.get(joined_keys(keys), into)]
 
     def lookup(self, keys: Sequence[bytes]) -> list[Location | None]:
         """Where the objects are; None for those that nobody holds.
 
         Any number of keys, asked for in batches of 32. Raises Unavailable when no master answers.
         """
-        rows = self._core.lookup(_joined(keys))
+        rows = self._core.lookup(joined_keys(keys))
         return [_location(row) for row in _ENTRY.iter_unpack(rows)]
 
     def stats(self) -> dict[str, Any]:
@@ -122,13 +145,3 @@ def _location(row: tuple[Any, ...]) -> Location | None:
     if not flags & _ENTRY_VALID:
         return None
     return Location(node, address, length, generation, name_space)
-
-
-def _joined(keys: Sequence[bytes]) -> bytes:
-    for index, key in enumerate(keys):
-        if len(key) != KEY_BYTES:
-            raise ConfigError(
-                f"key {index} has {len(key)} bytes, a key has {KEY_BYTES}; "
-                "make keys with hymcache.lookup.object_key"
-            )
-    return b"".join(keys)

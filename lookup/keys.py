@@ -8,9 +8,10 @@ for a whole prefix.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NewType
 
+from hymcache.errors import ConfigError
 from hymcache.lookup.namespace import Fingerprint
 
 ObjectKey = NewType("ObjectKey", bytes)
@@ -33,3 +34,15 @@ def object_keys(fingerprint: Fingerprint, block_hashes: Iterable[bytes]) -> byte
 def object_key(fingerprint: Fingerprint, block_hash: bytes) -> ObjectKey:
     """The key of one block."""
     return ObjectKey(object_keys(fingerprint, (block_hash,)))
+
+
+def joined_keys(keys: Sequence[bytes]) -> bytes:
+    """Keys one after the other, as the core takes them. Raises ConfigError for one of another
+    length."""
+    for index, key in enumerate(keys):
+        if len(key) != KEY_BYTES:
+            raise ConfigError(
+                f"key {index} has {len(key)} bytes, a key has {KEY_BYTES}; "
+                "make keys with hymcache.lookup.object_key"
+            )
+    return b"".join(keys)

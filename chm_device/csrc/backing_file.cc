@@ -56,6 +56,12 @@ AlignedBytes aligned_zeros(std::size_t bytes) {
   return memory;
 }
 
+bool is_place_of_devices(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  return folder == "/dev" || folder == "/dev/disk" || folder.parent_path() == "/dev/disk" ||
+         folder == "/dev/mapper";
+}
+
 // What keeps the lock of a process that has just died may be its last I/O in the kernel.
 template <typename Try>
 bool retry_while_busy(Try try_once) {
@@ -105,6 +111,11 @@ void BackingFile::open_path(const BackingFileOptions& options) {
   }
   if (exists && !S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
     refuse("device.path: " + options.path + " is neither a file nor a block device");
+  }
+  if (!exists && is_place_of_devices(options.path)) {
+    // A file that takes the place of a disk would be in memory, and in the disk's way.
+    refuse("device.path: there is no device " + options.path + "; `lsblk` lists those there are",
+           ENOENT);
   }
   is_block_device_ = exists && S_ISBLK(status.st_mode);
   int flags = O_RDWR | O_CLOEXEC | O_DIRECT;

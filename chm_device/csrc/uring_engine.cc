@@ -70,6 +70,7 @@ class UringEngine final : public IoEngine {
   void open_ring();
   void register_memory(const LogCallback& log);
   void prepare(std::uint32_t index);
+  bool has_deferred_work() const noexcept;
   std::size_t reap_posted(std::span<IoCompletion> completions);
   void drain() noexcept;
 
@@ -108,9 +109,9 @@ UringEngine::UringEngine(const IoEngineOptions& options)
 // one that drives the device and not always the one that opened it.
 void UringEngine::open_ring() {
   const auto depth = static_cast<unsigned>(transfers_.size());
-  int error = -io_uring_queue_init(
-      depth, &ring_,
-      IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_R_DISABLED);
+  int error = -io_uring_queue_init(depth, &ring_,
+                                   IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+                                       IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_R_DISABLED);
   is_deferred_ = error == 0;
   is_enabled_ = !is_deferred_;
   if (error == EINVAL) error = -io_uring_queue_init(depth, &ring_, 0);  // before Linux 6.1
@@ -197,14 +198,19 @@ std::size_t UringEngine::reap(std::span<IoCompletion> completions) {
   eventfd_t ignored = 0;
   ::eventfd_read(event_fd_.get(), &ignored);
   std::size_t count = 0;
-  // Deferred work is done by the kernel in rounds of limited size, and what is left does not raise
-  // the eventfd again: rounds go on until one brings nothing.
-  for (std::size_t before = count; unused_.size() < transfers_.size(); before = count) {
-    if (is_deferred_) io_uring_get_events(&ring_);
+  // The kernel raises the eventfd for the first piece of deferred work only: those behind it are
+  // silent until all is done. There is work without a completion too (a worker lets go of its
+  // request), and it is done in rounds of limited size. So it is the ring that says whether any is
+  // left, and neither the transfers under way nor what a round brought.
+  do {
+    if (has_deferred_work()) io_uring_get_events(&ring_);
     count += reap_posted(completions.subspan(count));
-    if (count == before) break;
-  }
+  } while (has_deferred_work());
   return count;
+}
+
+bool UringEngine::has_deferred_work() const noexcept {
+  return is_deferred_ && (IO_URING_READ_ONCE(*ring_.sq.kflags) & IORING_SQ_TASKRUN) != 0;
 }
 
 std::size_t UringEngine::reap_posted(std::span<IoCompletion> completions) {

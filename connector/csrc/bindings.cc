@@ -3,9 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
-
 #include "connector/csrc/transfer_engine.h"
+#include "transport/csrc/python_values.h"
 
 namespace py = pybind11;
 
@@ -14,11 +13,6 @@ namespace {
 
 using BlockIds = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
-
-Clock::duration to_duration(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e6)));
-}
 
 std::vector<std::int64_t> to_blocks(const BlockIds& ids) {
   return {ids.data(), ids.data() + ids.size()};
@@ -41,13 +35,7 @@ BlockLayout make_layout(const std::vector<std::uintptr_t>& bases,
 void submit_save(TransferEngine& engine, std::int64_t job, std::uint32_t layout,
                  const py::bytes& raw_keys, std::uint64_t name_space, const BlockIds& blocks,
                  double deadline_s) {
-  const std::string_view bytes(raw_keys);
-  if (bytes.size() % sizeof(ObjectKey) != 0) {
-    throw Error(ErrorKind::kConfig, "keys are 16 bytes each");
-  }
-  std::vector<ObjectKey> keys(bytes.size() / sizeof(ObjectKey));
-  std::memcpy(keys.data(), bytes.data(), bytes.size());
-  engine.submit_save(job, layout, std::move(keys), name_space, to_blocks(blocks),
+  engine.submit_save(job, layout, to_keys(raw_keys), name_space, to_blocks(blocks),
                      to_duration(deadline_s));
 }
 

@@ -9,33 +9,19 @@
 #include "lookup/csrc/prefix_matcher.h"
 #include "lookup/csrc/store_client.h"
 #include "transport/csrc/python_callbacks.h"
+#include "transport/csrc/python_values.h"
+#include "transport/csrc/verbs_python.h"
 
 namespace py = pybind11;
 
 namespace hymcache {
 namespace {
 
-using Seconds = std::chrono::duration<double>;
-
-Clock::duration to_duration(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(Seconds(std::clamp(seconds, 0.0, 1e6)));
-}
-
-std::vector<ObjectKey> to_keys(const py::bytes& raw) {
-  const std::string_view bytes(raw);
-  if (bytes.size() % sizeof(ObjectKey) != 0) {
-    throw Error(ErrorKind::kConfig, "keys are 16 bytes each, " + std::to_string(bytes.size()) +
-                                        " bytes are not a whole number of them");
-  }
-  std::vector<ObjectKey> keys(bytes.size() / sizeof(ObjectKey));
-  std::memcpy(keys.data(), bytes.data(), bytes.size());
-  return keys;
-}
-
 std::shared_ptr<StoreClient> make_client(const std::vector<std::string>& masters,
                                          const std::string& transport, const py::bytes& secret,
                                          double deadline_s, double connect_timeout_s,
-                                         bool verify_checksums, const std::string& name) {
+                                         bool verify_checksums, const std::string& name,
+                                         const py::object& verbs) {
   ClientOptions options;
   for (const std::string& master : masters) options.masters.push_back(Endpoint::parse(master));
   if (transport == "auto") {
@@ -44,10 +30,13 @@ std::shared_ptr<StoreClient> make_client(const std::vector<std::string>& masters
     options.transport = TransportChoice::kShm;
   } else if (transport == "tcp") {
     options.transport = TransportChoice::kTcp;
+  } else if (transport == "verbs") {
+    options.transport = TransportChoice::kVerbs;
   } else {
     throw Error(ErrorKind::kConfig,
-                "transport '" + transport + "' is not known: write auto, shm or tcp");
+                "transport '" + transport + "' is not known: write auto, shm, verbs or tcp");
   }
+  if (!verbs.is_none()) options.verbs = std::make_shared<PythonVerbsInitiator>(verbs);
   options.mac = mac_function(secret);
   options.deadline = to_duration(deadline_s);
   options.connect_timeout = to_duration(connect_timeout_s);
@@ -151,6 +140,12 @@ py::bytes put(StoreClient& client, const py::bytes& raw_keys, const py::sequence
   return to_bytes(statuses);
 }
 
+void register_memory(StoreClient& client, std::uintptr_t address, std::size_t bytes) {
+  VerbsInitiator* const verbs = client.options().verbs.get();
+  if (verbs == nullptr) return;  // other transports copy from and to any memory
+  verbs->register_memory(reinterpret_cast<const void*>(address), bytes);
+}
+
 py::dict by_status(const std::array<std::uint64_t, kBlockStatuses>& counts) {
   py::dict out;
   for (int i = 0; i < kBlockStatuses; ++i) {
@@ -160,7 +155,12 @@ py::dict by_status(const std::array<std::uint64_t, kBlockStatuses>& counts) {
 }
 
 py::dict stats_dict(StoreClient& client) {
-  const ClientStats stats = client.stats();
+  ClientStats stats;
+  {
+    // Whoever has its locks may be closing an RDMA link, for which it needs the GIL.
+    const py::gil_scoped_release release;
+    stats = client.stats();
+  }
   py::dict out;
   out["lookups"] = stats.lookups;
   out["hits"] = stats.hits;
@@ -169,6 +169,12 @@ py::dict stats_dict(StoreClient& client) {
   out["written"] = by_status(stats.written);
   out["shm_read_bytes"] = stats.shm.read;
   out["shm_written_bytes"] = stats.shm.written;
+  out["verbs_read_bytes"] = stats.verbs.read;
+  out["verbs_written_bytes"] = stats.verbs.written;
+  out["verbs_links"] = stats.verbs_links;
+  out["verbs_failures"] = stats.verbs_failures;
+  out["verbs_fallbacks"] = stats.verbs_fallbacks;
+  out["verbs_last_failure"] = stats.verbs_last_failure;
   out["tcp_read_bytes"] = stats.tcp.read;
   out["tcp_written_bytes"] = stats.tcp.written;
   out["connects"] = stats.connects;
@@ -217,11 +223,12 @@ void bind_lookup(py::module_& m) {
       .def(py::init(&make_client), py::kw_only(), py::arg("masters"), py::arg("transport") = "auto",
            py::arg("secret") = py::bytes(), py::arg("deadline_s") = 10.0,
            py::arg("connect_timeout_s") = 1.0, py::arg("verify_checksums") = true,
-           py::arg("name") = "client")
+           py::arg("name") = "client", py::arg("verbs") = py::none())
       .def("lookup", &lookup, py::arg("keys"))
       .def("get", &get, py::arg("keys"), py::arg("into"))
       .def("put", &put, py::arg("keys"), py::arg("buffers"), py::arg("name_space") = 0,
            py::arg("prefix_order") = false)
+      .def("register_memory", &register_memory, py::arg("address"), py::arg("size_bytes"))
       .def("stats", &stats_dict)
       .def("close", &StoreClient::close, py::call_guard<py::gil_scoped_release>());
 

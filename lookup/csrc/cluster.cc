@@ -6,6 +6,9 @@
 #include <optional>
 
 #include "transport/csrc/host_id.h"
+#include "transport/csrc/shm_node_channel.h"
+#include "transport/csrc/tcp_node_channel.h"
+#include "transport/csrc/verbs_node_channel.h"
 
 namespace hymcache {
 namespace {
@@ -13,6 +16,9 @@ namespace {
 constexpr std::size_t kIdleConnectionsMax = 4;
 // A lookup may name a node that joined a moment ago, many times over: asked for once in a while.
 constexpr auto kRefreshPause = std::chrono::milliseconds(50);
+// A lookup stands in the time to first token. Who is on the same host, or on a network of
+// microseconds, answers within it.
+constexpr auto kSpin = std::chrono::microseconds(40);
 
 template <class Connection>
 class Pool {
@@ -30,9 +36,10 @@ class Pool {
   }
   // For good: what is put from now on is closed.
   void close() {
+    std::vector<std::unique_ptr<Connection>> ended;  // closed without the lock: RDMA takes its time
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    idle_.clear();
+    ended.swap(idle_);
   }
   // None when it may be tried; else why not.
   std::optional<std::string> refusal(TimePoint now) {
@@ -42,8 +49,9 @@ class Pool {
   }
   // The other connections are likely to be broken too.
   void failed(const std::string& reason) {
+    std::vector<std::unique_ptr<Connection>> ended;  // as above
     const std::lock_guard lock(mutex_);
-    idle_.clear();
+    ended.swap(idle_);
     backoff_.failed(Clock::now());
     reason_ = reason;
   }
@@ -92,6 +100,7 @@ struct Cluster::Node final : Home<NodeChannel> {
   Pool<NodeChannel> pool;
   const std::shared_ptr<SharedRegion> region = std::make_shared<SharedRegion>();
   std::atomic<bool> shm_failed{false};
+  std::shared_ptr<VerbsTarget> verbs;  // none: this client is without RDMA
 
   std::string name() const { return "node " + wire::from_text(member.name); }
   void give_back(std::unique_ptr<NodeChannel> channel) override {
@@ -106,7 +115,10 @@ struct Cluster::Node final : Home<NodeChannel> {
 Cluster::Cluster(ClientOptions options)
     : options_(std::move(options)),
       host_(this_host()),
-      identity_{.role = wire::Role::kClient, .name = options_.name, .mac = options_.mac} {
+      identity_{.role = wire::Role::kClient,
+                .name = options_.name,
+                .features = options_.verbs ? wire::kFeatureVerbs : 0,
+                .mac = options_.mac} {
   if (options_.masters.empty()) {
     throw Error(ErrorKind::kConfig, "no master is named: give at least one as host:port");
   }
@@ -127,9 +139,13 @@ void Cluster::check_open() const {
 void Cluster::close() {
   closed_.store(true, std::memory_order_relaxed);
   for (const auto& master : masters_) master->pool.close();
-  const std::lock_guard lock(mutex_);
-  for (const auto& [id, node] : nodes_) node->pool.close();
-  nodes_.clear();
+  std::map<NodeId, std::shared_ptr<Node>> nodes;
+  {
+    const std::lock_guard lock(mutex_);
+    nodes.swap(nodes_);
+  }
+  for (const auto& [id, node] : nodes) node->pool.close();
+  if (options_.verbs) options_.verbs->close();
 }
 
 Cluster::MasterLoan Cluster::borrow_master(TimePoint deadline) {
@@ -151,6 +167,7 @@ Cluster::MasterLoan Cluster::borrow_master(TimePoint deadline) {
     try {
       auto channel = Channel::connect(master->endpoint, identity_, wire::Role::kMaster,
                                       std::min(deadline, now + options_.connect_timeout));
+      channel->set_spin(kSpin);
       master->pool.succeeded();
       connects_.fetch_add(1, std::memory_order_relaxed);
       preferred_master_.store(at, std::memory_order_relaxed);
@@ -171,8 +188,9 @@ void Cluster::refresh_members(TimePoint deadline) {
   wire::PayloadReader reader(frame.payload, "MEMBERS reply");
   const auto head = reader.take<wire::MembersReply>();
   const wire::Bytes rows = reader.take_rows<wire::Member>(head.count, wire::kNodesMax);
-  const std::lock_guard lock(mutex_);
+  // Before the lock, so that connections of nodes that are gone are closed without it.
   std::map<NodeId, std::shared_ptr<Node>> nodes;
+  const std::lock_guard lock(mutex_);
   for (std::uint32_t i = 0; i < head.count; ++i) {
     const auto member = wire::row_at<wire::Member>(rows, i);
     const auto old = nodes_.find(member.node);
@@ -184,9 +202,10 @@ void Cluster::refresh_members(TimePoint deadline) {
     }
     auto node = std::make_shared<Node>();
     node->member = member;
+    if (options_.verbs) node->verbs = std::make_shared<VerbsTarget>(options_.verbs, verbs_record_);
     nodes.emplace(member.node, std::move(node));
   }
-  nodes_ = std::move(nodes);
+  nodes_.swap(nodes);
   members_version_ = head.version;
   note_members_version(head.version);
   members_known_ = true;
@@ -264,11 +283,21 @@ std::unique_ptr<NodeChannel> Cluster::connect_node(Node& node, TimePoint deadlin
       connect_failures_.fetch_add(1, std::memory_order_relaxed);
     }
   }
-  const Endpoint endpoint = Endpoint::parse(wire::from_text(node.member.tcp));
-  auto channel = connect_to(endpoint, node, deadline);
+  auto channel = connect_tcp(node, deadline);
   // The node lives and yet cannot be reached by its socket (from another container, say): not
   // tried again.
   if (try_shm) node.shm_failed.store(true, std::memory_order_relaxed);
+  return channel;
+}
+
+// Over TCP, and by RDMA where both ends have it.
+std::unique_ptr<NodeChannel> Cluster::connect_tcp(Node& node, TimePoint deadline) const {
+  const Endpoint endpoint = Endpoint::parse(wire::from_text(node.member.tcp));
+  auto channel = connect_to(endpoint, node, deadline);
+  const bool offered = (channel->server().features & wire::kFeatureVerbs) != 0;
+  if (node.verbs && (offered || options_.transport == TransportChoice::kVerbs)) {
+    return std::make_unique<VerbsNodeChannel>(std::move(channel), node.verbs, offered);
+  }
   return std::make_unique<TcpNodeChannel>(std::move(channel));
 }
 
@@ -284,6 +313,7 @@ std::unique_ptr<Channel> Cluster::connect_to(const Endpoint& endpoint, const Nod
 std::unique_ptr<NodeChannel> Cluster::connect_shm(Node& node, TimePoint deadline) {
   auto channel = connect_to(
       {.host = wire::from_text(node.member.unix_path), .port = 0, .is_unix = true}, node, deadline);
+  channel->set_spin(kSpin);
   return std::make_unique<ShmNodeChannel>(std::move(channel), node.region);
 }
 

@@ -12,12 +12,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lookup/csrc/backoff.h"
+#include "transport/csrc/backoff.h"
 #include "transport/csrc/node_channel.h"
+#include "transport/csrc/verbs.h"
 
 namespace hymcache {
 
-enum class TransportChoice { kAuto, kShm, kTcp };
+enum class TransportChoice { kAuto, kShm, kVerbs, kTcp };
 
 struct ClientOptions {
   std::vector<Endpoint> masters;
@@ -27,6 +28,7 @@ struct ClientOptions {
   Clock::duration deadline = std::chrono::seconds(10);  // paper: then recompute
   Clock::duration connect_timeout = std::chrono::seconds(1);
   bool checksums = true;
+  std::shared_ptr<VerbsInitiator> verbs;  // none: without RDMA
 };
 
 class Cluster {
@@ -83,6 +85,7 @@ class Cluster {
   std::uint64_t connect_failures() const noexcept {
     return connect_failures_.load(std::memory_order_relaxed);
   }
+  const VerbsRecord& verbs() const noexcept { return *verbs_record_; }
   std::size_t member_count();
   // Closes idle connections; nothing is borrowed from now on.
   void close();
@@ -98,10 +101,12 @@ class Cluster {
   std::unique_ptr<Channel> connect_to(const Endpoint& endpoint, const Node& node,
                                       TimePoint deadline) const;
   std::unique_ptr<NodeChannel> connect_shm(Node& node, TimePoint deadline);
+  std::unique_ptr<NodeChannel> connect_tcp(Node& node, TimePoint deadline) const;
 
   const ClientOptions options_;
   const wire::HostId host_;
   const Identity identity_;
+  const std::shared_ptr<VerbsRecord> verbs_record_ = std::make_shared<VerbsRecord>();
   std::vector<std::shared_ptr<Master>> masters_;
   std::atomic<std::size_t> preferred_master_{0};
 

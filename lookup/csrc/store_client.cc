@@ -183,7 +183,6 @@ const char* StoreClient::read(const ReadPlan& plan, std::uint32_t first, const B
                               std::span<BlockStatus> statuses) noexcept {
   std::fill(statuses.begin(), statuses.end(), BlockStatus::kMiss);
   const char* transport = "";
-  std::uint64_t bytes = 0;
   std::vector<NodeRows> nodes;
   try {
     const auto node_rows = [&](NodeId id) -> NodeRows& {
@@ -218,11 +217,6 @@ const char* StoreClient::read(const ReadPlan& plan, std::uint32_t first, const B
       const char* const used = read_from_node(node, places, options, deadline, statuses);
       if (*used != '\0') transport = used;
     }
-    for (const NodeRows& node : nodes) {
-      for (std::size_t i = 0; i < node.rows.size(); ++i) {
-        if (statuses[node.rows[i]] == BlockStatus::kOk) bytes += node.lengths[i];
-      }
-    }
   } catch (const std::exception&) {
     // Out of memory: what has no good status by now was not read.
   }
@@ -233,7 +227,7 @@ const char* StoreClient::read(const ReadPlan& plan, std::uint32_t first, const B
     });
   });
   abandon(rest);
-  count(transport, true, bytes, statuses);
+  count(read_, statuses);
   return transport;
 }
 
@@ -251,6 +245,7 @@ const char* StoreClient::read_from_node(NodeRows& node, const BlockPlaces& place
     transport = channel->transport();
     try {
       read_session(*channel, node, places, options, deadline, statuses);
+      transport = channel->transport();  // RDMA may have given way to TCP
     } catch (const Error& error) {
       rest = status_of(error);
     }
@@ -303,7 +298,13 @@ void StoreClient::read_session(NodeChannel& channel, NodeRows& node, const Block
       open();
       continue;
     }
-    for (std::uint32_t i = 0; i < count; ++i) statuses[node.rows[node.done++]] = some[i];
+    std::uint64_t bytes = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (some[i] == BlockStatus::kOk) bytes += lengths[i];
+      statuses[node.rows[node.done++]] = some[i];
+    }
+    // RDMA may give way to TCP, or come back, between two of these.
+    counts_of(channel.transport()).read.fetch_add(bytes, std::memory_order_relaxed);
   }
 }
 
@@ -329,6 +330,7 @@ const char* StoreClient::write(std::uint64_t name_space, bool prefix_order,
         Cluster::NodeLoan channel = cluster_.borrow_node(nodes[i], deadline);
         transport = channel->transport();
         channel->write(name_space, prefix_order, blocks, places, options, deadline, statuses);
+        transport = channel->transport();
         break;
       } catch (const Error&) {
         std::replace_if(
@@ -344,18 +346,20 @@ const char* StoreClient::write(std::uint64_t name_space, bool prefix_order,
   } catch (const std::exception&) {
     // Out of memory, or no master: nothing was written that has no good status.
   }
-  count(transport, false, bytes, statuses);
+  count(written_, statuses);
+  counts_of(transport).written.fetch_add(bytes, std::memory_order_relaxed);
   return transport;
 }
 
-void StoreClient::count(const char* transport, bool is_read, std::uint64_t bytes,
-                        std::span<const BlockStatus> statuses) {
-  auto& by_status = is_read ? read_ : written_;
+void StoreClient::count(StatusCounts& by_status, std::span<const BlockStatus> statuses) {
   for (const BlockStatus status : statuses) {
     by_status[static_cast<std::size_t>(status)].fetch_add(1, std::memory_order_relaxed);
   }
-  ByteCounts& counts = std::string_view(transport) == "shm" ? shm_ : tcp_;
-  (is_read ? counts.read : counts.written).fetch_add(bytes, std::memory_order_relaxed);
+}
+
+StoreClient::ByteCounts& StoreClient::counts_of(std::string_view transport) noexcept {
+  if (transport == "shm") return shm_;
+  return transport == "verbs" ? verbs_ : tcp_;
 }
 
 ClientStats StoreClient::stats() {
@@ -369,6 +373,12 @@ ClientStats StoreClient::stats() {
   }
   stats.shm = {.read = shm_.read.load(std::memory_order_relaxed),
                .written = shm_.written.load(std::memory_order_relaxed)};
+  stats.verbs = {.read = verbs_.read.load(std::memory_order_relaxed),
+                 .written = verbs_.written.load(std::memory_order_relaxed)};
+  stats.verbs_links = cluster_.verbs().links();
+  stats.verbs_failures = cluster_.verbs().failures();
+  stats.verbs_fallbacks = cluster_.verbs().fallbacks();
+  stats.verbs_last_failure = cluster_.verbs().last_failure();
   stats.tcp = {.read = tcp_.read.load(std::memory_order_relaxed),
                .written = tcp_.written.load(std::memory_order_relaxed)};
   stats.connects = cluster_.connects();

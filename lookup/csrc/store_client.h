@@ -23,7 +23,11 @@ struct ClientStats {
     std::uint64_t read = 0;
     std::uint64_t written = 0;
   };
-  Bytes shm, tcp;
+  Bytes shm, verbs, tcp;
+  std::uint64_t verbs_links = 0;      // queue pairs connected
+  std::uint64_t verbs_failures = 0;   // links that failed, or could not be made
+  std::uint64_t verbs_fallbacks = 0;  // calls whose bytes went over TCP instead
+  std::string verbs_last_failure;
   std::uint64_t connects = 0;
   std::uint64_t connect_failures = 0;
   std::uint64_t members = 0;
@@ -78,16 +82,18 @@ class StoreClient {
   void read_session(NodeChannel& channel, NodeRows& rows, const BlockPlaces& places,
                     const TransferOptions& options, TimePoint deadline,
                     std::span<BlockStatus> statuses);
-  void count(const char* transport, bool is_read, std::uint64_t bytes,
-             std::span<const BlockStatus> statuses);
+  using StatusCounts = std::array<std::atomic<std::uint64_t>, kBlockStatuses>;
+  void count(StatusCounts& by_status, std::span<const BlockStatus> statuses);
 
   Cluster cluster_;
   std::atomic<std::uint64_t> lookups_{0}, hits_{0}, lookup_failures_{0};
-  std::array<std::atomic<std::uint64_t>, kBlockStatuses> read_{}, written_{};
+  StatusCounts read_{}, written_{};
   struct ByteCounts {
     std::atomic<std::uint64_t> read{0}, written{0};
   };
-  ByteCounts shm_, tcp_;
+  ByteCounts shm_, verbs_, tcp_;
+
+  ByteCounts& counts_of(std::string_view transport) noexcept;
 };
 
 }  // namespace hymcache

@@ -98,3 +98,34 @@ def test_what_was_not_measured_is_none() -> None:
         "lookup32_p50_ratio": None,
         "metadata_bytes_per_object": None,
     }
+
+
+def moved(case: str, round_index: int, wall_s: float) -> Sample:
+    return {
+        "kind": "copy",
+        "case": case,
+        "side": "plain",
+        "round": round_index,
+        "cpu_s_per_gb": 0.1,
+        "moved_bytes": 10**9,
+        "wall_s": wall_s,
+    }
+
+
+def test_rdma_is_told_as_a_part_of_the_line_rate() -> None:
+    samples = [{"kind": "port", "name": "mlx5_0/1", "bits_per_second": 100_000_000_000}]
+    for round_index, wall_s in enumerate((0.1, 0.16, 0.2)):
+        samples.append(moved("verbs_get_16m", round_index, wall_s))
+        samples.append(copy("verbs_get_16m", "reference", round_index, 0.05))
+    numbers = micro_numbers(samples)
+    assert numbers["verbs_get_16m_of_line_rate"] == pytest.approx(0.5)
+    assert numbers["verbs_get_16m"] == pytest.approx(2.0)
+
+
+def test_without_the_speed_of_the_port_there_is_no_line_rate() -> None:
+    samples = [{"kind": "port", "name": "rxe0/1", "bits_per_second": 0}]
+    samples += [
+        moved("verbs_get_16m", 0, 0.1),
+        copy("verbs_get_16m", "reference", 0, 0.0),  # and nothing to compare the cost with
+    ]
+    assert not [name for name in micro_numbers(samples) if name.startswith("verbs_")]

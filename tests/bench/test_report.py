@@ -50,6 +50,15 @@ def test_summary_has_the_numbers_at_its_top(tmp_path: Path) -> None:
     assert summary["context"]["kernel"]
 
 
+def test_line_rates_are_percentages_that_say_where_they_are_from() -> None:
+    text = io.StringIO()
+    Console(file=text, width=160).print(
+        verdict_table("micro", {"verbs_get_16m_of_line_rate": 0.4321}, {})
+    )
+    assert "43.2 %" in text.getvalue()
+    assert "of the port's speed; both ends are on this host" in text.getvalue()
+
+
 def test_the_table_says_why_a_number_is_missing() -> None:
     text = io.StringIO()
     table = verdict_table("micro", {"hit_ttft_ratio": None}, {"hit_ttft_ratio": "no vLLM"})

@@ -39,6 +39,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another, with two KV cache groups; made once, for vLLM patches the class that makes it."""
+    from tests.connector.hybrid_model import make_hybrid_model
+
+    return make_hybrid_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
 def reference(model: Path) -> ReferenceTokens:
     """What an engine without a connector generates."""
     from tests.connector.reference_tokens import ReferenceTokens

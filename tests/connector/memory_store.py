@@ -56,6 +56,9 @@ class MemoryStore:
     def warn_if_unreachable(self) -> None:
         pass
 
+    def verbs_fallbacks(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass
 

@@ -107,12 +107,11 @@ def test_two_models_share_nothing(
     assert engine.counts().get("blocks_hit", 0) == 0
 
 
-def test_layers_with_a_sliding_window(start: Start, service: Service, tmp_path: Path) -> None:
-    hybrid = make_hybrid_model(tmp_path)
-    plain = Engine(hybrid, None)
+def test_layers_with_a_sliding_window(start: Start, service: Service, hybrid_model: Path) -> None:
+    plain = Engine(hybrid_model, None)
     expected = plain.generate(prompt(600, 0)).tokens
     plain.close()
-    engine = start(transfer_config(service.master_address), model=hybrid)
+    engine = start(transfer_config(service.master_address), model=hybrid_model)
     assert len(engine.scheduler.kv_cache_config.kv_cache_groups) == 2
     assert engine.generate(prompt(600, 0)).tokens == expected
     engine.forget_local()
@@ -221,28 +220,3 @@ def test_a_plan_that_makes_no_sense_is_a_failed_load(service: Service) -> None:
     assert worker.take_stats() is not None
     worker.close()
     store.close()
-
-
-def make_hybrid_model(folder: Path) -> Path:
-    """Every other layer reads the last 128 tokens only."""
-    from transformers import Olmo3Config, Olmo3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Olmo3Config(
-        vocab_size=1024,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        sliding_window=128,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-        initializer_range=0.2,
-    )
-    path = folder / "hybrid"
-    Olmo3ForCausalLM(config).save_pretrained(path)
-    return path

@@ -58,6 +58,9 @@ std::vector<std::byte> payload(const Parts&... parts) {
 
 using GoldenMessages = std::map<std::string, std::vector<std::byte>>;
 
+// Whether it is the answer on a linked connection whose keys are for one block each.
+inline bool is_keyed(const std::string& name) { return name.ends_with("_keyed_reply"); }
+
 class GoldenWriter {
  public:
   void request(const char* name, wire::Type type, std::uint32_t id,
@@ -126,7 +129,8 @@ inline void write_golden_master(GoldenWriter& writer) {
                   payload(wire::RegisterReply{
                       .members_version = kVersion, .lease_ms = 3000, .epoch = 0x66778899}));
   writer.request("publish", Type::kPublish, 6,
-                 payload(wire::PublishRequest{.count = 2}, entry(0x01), entry(0x41)));
+                 payload(wire::PublishRequest{.count = 2, .flags = wire::PublishRequest::kNoAnswer},
+                         entry(0x01), entry(0x41)));
   writer.response("publish_reply", Type::kPublish, 6,
                   payload(wire::PublishReply{.accepted = 1, .refused = 0x01020304}));
   writer.request(
@@ -142,10 +146,11 @@ inline void write_golden_master(GoldenWriter& writer) {
                                                 .used_bytes = 0x1112131415161718,
                                                 .objects = 0x21222324,
                                                 .sessions = 0x31323334}));
-  writer.response(
-      "heartbeat_reply", Type::kHeartbeat, 9,
-      payload(wire::HeartbeatReply{
-          .members_version = kVersion, .lease_ms = 3000, .flags = wire::HeartbeatReply::kDrain}));
+  writer.response("heartbeat_reply", Type::kHeartbeat, 9,
+                  payload(wire::HeartbeatReply{.members_version = kVersion,
+                                               .lease_ms = 3000,
+                                               .flags = wire::HeartbeatReply::kDrain,
+                                               .refused = 0x4142434445464748}));
 }
 
 inline void write_golden_reads(GoldenWriter& writer) {
@@ -169,18 +174,18 @@ inline void write_golden_reads(GoldenWriter& writer) {
                                            .count_max = 256,
                                            .timeout_ms = 9'500,
                                            .flags = wire::WaitRequest::kInline}));
-  writer.response(
-      "wait_reply", Type::kWait, 12,
-      payload(wire::WaitReply{.first = 0x01020304, .count = 2},
-              wire::WaitRow{.state = wire::BlockState::kReady,
+  const wire::WaitReply waited{.first = 0x01020304, .count = 2};
+  const wire::WaitRow ready{.state = wire::BlockState::kReady,
                             .length = 5,
                             .crc32c = 0x55667788,
                             .flags = Entry::kHasCrc,
                             .region_offset = 0x12345000,
                             .generation_word = 0x18,
-                            .generation_value = 0x0102030405060708},
-              wire::WaitRow{.state = wire::BlockState::kDeviceError, .length = 0x00200001}),
-      5);
+                            .generation_value = 0x0102030405060708};
+  const wire::WaitRow failed{.state = wire::BlockState::kDeviceError, .length = 0x00200001};
+  writer.response("wait_reply", Type::kWait, 12, payload(waited, ready, failed), 5);
+  writer.response("wait_keyed_reply", Type::kWait, 12,
+                  payload(waited, ready, failed, wire::VerbsKey{0x0A0B0C0D}, wire::VerbsKey{0}));
   writer.request(
       "release", Type::kRelease, 13,
       payload(wire::ReleaseRequest{.session = session, .first = 0x01020304, .count = 0x11121314}));
@@ -197,12 +202,14 @@ inline void write_golden_writes(GoldenWriter& writer) {
                                             .count = 1,
                                             .flags = wire::OfferRequest::kPrefixOrder},
                          wire::OfferRow{.key = counting<16>(0x01), .length = 0x00200001}));
+  const wire::OfferReplyRow granted{
+      .state = wire::OfferState::kGranted, .grant = 0x700000001, .region_offset = 0x112345000};
+  const wire::OfferReplyRow refused{.state = wire::OfferState::kPrefixBroken};
   writer.response("offer_reply", Type::kOffer, 16,
-                  payload(wire::OfferReply{.count = 2},
-                          wire::OfferReplyRow{.state = wire::OfferState::kGranted,
-                                              .grant = 0x700000001,
-                                              .region_offset = 0x112345000},
-                          wire::OfferReplyRow{.state = wire::OfferState::kPrefixBroken}));
+                  payload(wire::OfferReply{.count = 2}, granted, refused));
+  writer.response("offer_keyed_reply", Type::kOffer, 16,
+                  payload(wire::OfferReply{.count = 2}, granted, refused,
+                          wire::VerbsKey{0x0A0B0C0D}, wire::VerbsKey{0}));
   writer.request(
       "write", Type::kWrite, 17,
       payload(wire::WriteRequest{.count = 1}, wire::WriteRow{.grant = 0x700000001, .length = 5}),
@@ -218,12 +225,49 @@ inline void write_golden_writes(GoldenWriter& writer) {
                           wire::CommitState::kAborted));
 }
 
+inline void write_golden_links(GoldenWriter& writer) {
+  using namespace golden;
+  using wire::Type;
+  writer.request("link", Type::kLink, 19,
+                 payload(wire::LinkEndpoint{.gid = counting<16>(0x20),
+                                            .queue_pair = 0x00123456,
+                                            .first_packet = 0x00ABCDEF,
+                                            .lid = 0x0708,
+                                            .link_layer = 2,
+                                            .gid_type = 2,
+                                            .mtu = 5,
+                                            .reads_out = 16,
+                                            .reads_in = 128}));
+  writer.response(
+      "link_reply", Type::kLink, 19,
+      payload(wire::LinkReply{.endpoint = {.gid = counting<16>(0x30),
+                                           .queue_pair = 0x00654321,
+                                           .first_packet = 0x00FEDCBA,
+                                           .lid = 0,
+                                           .link_layer = 2,
+                                           .gid_type = 2,
+                                           .mtu = 3,
+                                           .reads_out = 1,
+                                           .reads_in = 255},
+                              .address = 0x00007F0011223000,
+                              .region_bytes = 0x0000000140000000,
+                              .flags = wire::LinkReply::kBlockKeys,
+                              .count = 1},
+              wire::LinkRegion{.region_offset = 0x0000000112200000,
+                               .bytes = 0x000000000AB00000,
+                               .key = 0x01020304,
+                               .access = wire::LinkRegion::kRead | wire::LinkRegion::kWrite}));
+  writer.request("unlink", Type::kUnlink, 20, {});
+  writer.response("unlink_reply", Type::kUnlink, 20, {});
+}
+
 inline GoldenMessages golden_messages() {
   GoldenWriter writer;
   write_golden_handshake(writer);
   write_golden_master(writer);
   write_golden_reads(writer);
   write_golden_writes(writer);
+  write_golden_links(writer);
   return writer.take();
 }
 

@@ -96,7 +96,7 @@ class Node {
   }
   wire::PublishReply publish_rows(const std::vector<Entry>& rows) {
     const wire::PublishRequest request{.count = static_cast<std::uint32_t>(rows.size()),
-                                       .reserved = 0};
+                                       .flags = 0};
     return call<wire::PublishReply>(wire::Type::kPublish, request, std::as_bytes(std::span(rows)));
   }
   std::uint32_t withdraw(std::uint64_t key, Generation generation) {

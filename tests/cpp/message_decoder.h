@@ -60,9 +60,12 @@ inline std::vector<std::byte> read_request(wire::Type type, wire::PayloadReader&
       return read_rows<wire::WriteRequest, wire::WriteRow>(reader, wire::kOfferRowsMax);
     case Type::kCommit:
       return read_rows<wire::CommitRequest, wire::CommitRow>(reader, wire::kOfferRowsMax);
+    case Type::kLink:
+      return read_one<wire::LinkEndpoint>(reader);
     case Type::kMembers:
     case Type::kSynced:
     case Type::kAttach:
+    case Type::kUnlink:
       return {};
     case Type::kError:
       break;
@@ -99,7 +102,10 @@ inline std::vector<std::byte> read_response(wire::Type type, wire::PayloadReader
       return read_rows<wire::OfferReply, wire::OfferReplyRow>(reader, wire::kOfferRowsMax);
     case Type::kCommit:
       return read_rows<wire::CommitReply, wire::CommitState>(reader, wire::kOfferRowsMax);
+    case Type::kLink:
+      return read_rows<wire::LinkReply, wire::LinkRegion>(reader, wire::kLinkRegionsMax);
     case Type::kSynced:
+    case Type::kUnlink:
       return {};
     case Type::kPrefetch:
     case Type::kRelease:
@@ -111,12 +117,26 @@ inline std::vector<std::byte> read_response(wire::Type type, wire::PayloadReader
   throw wire::Unexpected(std::string("no response: ") + wire::type_name(type));
 }
 
+// WAIT and OFFER are answered with a key for each row where the connection is linked.
+inline void read_keys(std::vector<std::byte>& again, std::size_t head_bytes, std::size_t row_bytes,
+                      wire::PayloadReader& reader) {
+  const std::size_t rows = (again.size() - head_bytes) / row_bytes;
+  const auto keys = reader.take_rows<wire::VerbsKey>(static_cast<std::uint32_t>(rows), ~0u);
+  again.insert(again.end(), keys.begin(), keys.end());
+}
+
 // What the payload says, encoded again: the payload itself, but for what a HELLO of a later version
 // appends. Throws ProtocolError for a payload that is not one of this message.
-inline std::vector<std::byte> decode(const wire::Header& header, wire::Bytes payload) {
+inline std::vector<std::byte> decode(const wire::Header& header, wire::Bytes payload,
+                                     bool keyed = false) {
   wire::PayloadReader reader(payload, wire::type_name(header.type));
   auto again =
       header.is_response() ? read_response(header.type, reader) : read_request(header.type, reader);
+  if (keyed && header.type == wire::Type::kWait) {
+    read_keys(again, sizeof(wire::WaitReply), sizeof(wire::WaitRow), reader);
+  } else if (keyed) {
+    read_keys(again, sizeof(wire::OfferReply), sizeof(wire::OfferReplyRow), reader);
+  }
   if (header.type != wire::Type::kHello) reader.finish();
   return again;
 }

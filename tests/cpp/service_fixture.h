@@ -38,6 +38,7 @@ struct NodeOptions {
   MacFunction mac{};
   std::uint16_t protocol_version_max = wire::kVersionMax;
   FaultPlan faults{};
+  std::shared_ptr<VerbsAcceptor> verbs{};
 };
 
 // A storage node that can be stopped and started again, on the same file and under the same name.
@@ -69,8 +70,12 @@ class TestNode {
     node.sessions = options_.sessions;
     node.grant_lease = options_.grant_lease;
     node.mac = options_.mac;
-    node.log = [](std::string_view) {};
+    node.log = node.warn = [](std::string_view) {};
     node.protocol_version_max = options_.protocol_version_max;
+    if (options_.verbs &&
+        options_.verbs->prepare(region_.base, region_.bytes, region_.read_write_offset)) {
+      node.verbs = options_.verbs;
+    }
     node_ = std::make_unique<StorageNode>(id(), std::move(node), std::move(device));
   }
   void stop() { node_.reset(); }
@@ -151,8 +156,10 @@ class Service {
   const std::string& folder() const { return folder_.path(); }
 
   std::shared_ptr<StoreClient> client(TransportChoice transport = TransportChoice::kAuto,
-                                      Clock::duration deadline = kPatience) {
+                                      Clock::duration deadline = kPatience,
+                                      std::shared_ptr<VerbsInitiator> verbs = nullptr) {
     ClientOptions options;
+    options.verbs = std::move(verbs);
     options.masters = master_options_.listen;
     options.transport = transport;
     options.name = "test";

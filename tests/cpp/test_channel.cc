@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <thread>
+
 #include "tests/cpp/served_peers.h"
 #include "transport/csrc/channel.h"
 
@@ -286,6 +288,40 @@ TEST_CASE("channel: no single flipped bit of a response goes unnoticed") {
     CHECK(thrown_by([&] { call(*channel); }).kind == ErrorKind::kProtocol);
     CHECK_FALSE(channel->open());
   }
+}
+
+TEST_CASE("channel: an answer is had that comes during a spin, and one that comes after it") {
+  ScriptedServer server([](RawPeer& peer) {
+    answer_hello(peer);
+    for (std::uint32_t id = kFirstId; peer.read_frame(); ++id) {
+      if (id % 2 == 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      peer.write(response(Type::kLookup, id, pattern(100, static_cast<int>(id))));
+    }
+  });
+  auto channel = connect(server.endpoint());
+  channel->set_spin(std::chrono::milliseconds(1));
+  for (std::uint32_t id = kFirstId; id < kFirstId + 40; ++id) {
+    const wire::Bytes payload = call(*channel).payload;
+    CHECK(ByteVector(payload.begin(), payload.end()) == pattern(100, static_cast<int>(id)));
+  }
+}
+
+TEST_CASE("channel: a spin outlasts neither the deadline nor the peer") {
+  ScriptedServer silent([](RawPeer& peer) {
+    answer_hello(peer);
+    peer.read(1 << 20);
+  });
+  auto channel = connect(silent.endpoint());
+  channel->set_spin(std::chrono::hours(1));
+  check_runs_out([&](TimePoint deadline) { channel->call(Type::kLookup, {}, {}, deadline); });
+
+  ScriptedServer dying([](RawPeer& peer) {
+    answer_hello(peer);
+    peer.read_frame();
+  });
+  auto second = connect(dying.endpoint());
+  second->set_spin(std::chrono::hours(1));
+  CHECK(thrown_by([&] { call(*second); }).kind == ErrorKind::kUnavailable);
 }
 
 }  // namespace hymcache::wire_testing

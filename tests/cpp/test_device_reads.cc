@@ -280,5 +280,19 @@ TEST_CASE("device: a callback may release others that are about to be called bac
   CHECK(rig->stats().staging_used_bytes == 0);
 }
 
+TEST_CASE("device: no completion is missed, many times over") {
+  for (const std::string& parent : testing::scratch_parents()) {
+    for (const std::string& io : io_kinds()) {
+      CAPTURE(parent);
+      CAPTURE(io);
+      DeviceRig rig(parent, io);
+      for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+        CAPTURE(seed);
+        rig.check_read(rig.write_out(4096, seed));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace hymcache

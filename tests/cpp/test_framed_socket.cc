@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <random>
+#include <thread>
 
 #include "tests/cpp/recording_socket.h"
 #include "transport/csrc/crc32c.h"
@@ -330,6 +331,27 @@ TEST_CASE("framed socket: half a frame that stands still is a stall, an idle con
       CHECK(framed->stalled(later, std::chrono::seconds(30)) == (cut > 0 && cut < frame.size()));
       CHECK_FALSE(framed->stalled(later, std::chrono::seconds(90)));
     });
+  }
+}
+
+TEST_CASE("framed socket: large bulks over TCP are taken whole, in whatever pieces they come") {
+  Endpoint endpoint = Endpoint::parse("127.0.0.1:0");
+  const UniqueFd listener = listen_socket(endpoint, &endpoint.port);
+  for (const std::size_t piece : {1'000'000u, 262'144u, 100'000u}) {
+    CAPTURE(piece);
+    RawPeer peer(connect_socket(endpoint, Clock::now() + kPatience));
+    UniqueFd accepted(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    REQUIRE(accepted);
+    RecordingSocket socket(std::move(accepted));
+    const std::vector<Sent> sent{{Type::kWrite, 1, pattern(8, 1), pattern(700'000, 2)},
+                                 {Type::kWrite, 2, {}, pattern(300'001, 3)},
+                                 {Type::kMembers, 3, pattern(4, 4), {}}};
+    const ByteVector stream = stream_of(sent);
+    for (std::size_t at = 0; at < stream.size(); at += piece) {
+      peer.write(wire::Bytes(stream).subspan(at, std::min(piece, stream.size() - at)));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    check_equal(socket.wait_frames(sent.size()), sent);
   }
 }
 

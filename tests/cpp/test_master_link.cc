@@ -59,7 +59,7 @@ class Linked {
         return wire::HeartbeatRequest{.capacity_bytes = 5, .used_bytes = 4, .objects = 3};
       };
       hooks.drain_changed = [this] { ++drain_changes; };
-      hooks.log = [](std::string_view) {};
+      hooks.log = hooks.warn = [](std::string_view) {};
       Identity identity;
       identity.role = wire::Role::kNode;
       identity.name = name;
@@ -233,7 +233,7 @@ TEST_CASE("master link: a name that is taken is said, and asked for again and ag
     };
     hooks.heartbeat = [] { return wire::HeartbeatRequest{}; };
     hooks.drain_changed = [] {};
-    hooks.log = [](std::string_view) {};
+    hooks.log = hooks.warn = [](std::string_view) {};
     second =
         std::make_unique<MasterLink>(store.loop(), first.master().endpoints().front(),
                                      Identity{.role = wire::Role::kNode, .name = "test", .mac = {}},
@@ -257,7 +257,7 @@ TEST_CASE("master link: it ends quickly, whether its master is there, silent or 
       hooks.describe = [] { return wire::Member{}; };
       hooks.heartbeat = [] { return wire::HeartbeatRequest{}; };
       hooks.drain_changed = [] {};
-      hooks.log = [](std::string_view) {};
+      hooks.log = hooks.warn = [](std::string_view) {};
       link = std::make_unique<MasterLink>(
           store.loop(), master, Identity{.role = wire::Role::kNode, .name = "test", .mac = {}},
           store.directory(), std::move(hooks));

@@ -52,7 +52,7 @@ TEST_CASE("master: what a peer may not say ends its connection, and only that") 
     CHECK(error_of([&] { node.publish_rows({row}); }) == ErrorKind::kProtocol);
   }
   SUBCASE("more rows than announced, or fewer") {
-    const wire::PublishRequest request{.count = 2, .reserved = 0};
+    const wire::PublishRequest request{.count = 2, .flags = 0};
     const Entry row;
     CHECK(error_of([&] {
             node.call<wire::PublishReply>(wire::Type::kPublish, request, wire::as_bytes(row));

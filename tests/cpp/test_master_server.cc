@@ -224,5 +224,27 @@ TEST_CASE("master: rows and nodes of a key are all shown to an operator") {
   CHECK(error_of([&] { master.lookup(std::vector<ObjectKey>(33)); }) == ErrorKind::kConfig);
 }
 
+TEST_CASE("master: a publication that wants no answer gets none, and refusals are told in time") {
+  MasterOptions options = make_options();
+  options.rows_max = 1;
+  MasterServer master(options);
+  master.start();
+  Node node(master, 7, 1);
+  node.enroll();
+  std::vector<Entry> rows(2);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = {.key = make_key(i + 1), .generation = 5, .node = 7, .flags = Entry::kValid};
+  }
+  const wire::PublishRequest request{.count = 2, .flags = wire::PublishRequest::kNoAnswer};
+  node.channel().post(wire::Type::kPublish, wire::as_bytes(request),
+                      std::as_bytes(std::span(rows)));
+  CHECK(node.beat().refused == 1);  // what comes is the heartbeat's answer
+  CHECK(node.publish({3}, 5).refused == 1);
+  CHECK(node.beat().refused == 2);
+  CHECK(ask(*connect(master, wire::Role::kClient), {make_key(1)})[0].valid());
+  node.enroll();
+  CHECK(node.beat().refused == 0);
+}
+
 }  // namespace
 }  // namespace hymcache

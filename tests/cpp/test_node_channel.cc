@@ -12,7 +12,8 @@
 #include "tests/cpp/raw_peer.h"
 #include "transport/csrc/crc32c.h"
 #include "transport/csrc/frame_server.h"
-#include "transport/csrc/node_channel.h"
+#include "transport/csrc/shm_node_channel.h"
+#include "transport/csrc/tcp_node_channel.h"
 
 namespace hymcache::testing {
 namespace {

@@ -10,6 +10,7 @@
 #include "tests/cpp/service_fixture.h"
 #include "transport/csrc/channel.h"
 #include "transport/csrc/crc32c.h"
+#include "transport/csrc/region_mapping.h"
 
 namespace hymcache::testing {
 namespace {

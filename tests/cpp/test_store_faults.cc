@@ -324,7 +324,7 @@ TEST_CASE("faults: a node that cannot be told to masters does not start") {
   CHECK(node->stats().objects == 0);
   StorageNodeOptions same_port;
   same_port.listen = node.tcp();
-  same_port.log = [](std::string_view) {};
+  same_port.log = same_port.warn = [](std::string_view) {};
   CHECK_THROWS_AS(StorageNode(1, same_port,
                               open_file_device({.path = folder.file("other"),
                                                 .capacity_bytes = 1u << 20,

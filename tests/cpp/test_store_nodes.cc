@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/cpp/service_fixture.h"
+#include "transport/csrc/shm_node_channel.h"
 
 namespace hymcache::testing {
 namespace {

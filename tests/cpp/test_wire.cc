@@ -34,9 +34,9 @@ std::string to_hex(wire::Bytes bytes) {
   return hex;
 }
 
-std::string refusal_of(const Header& header, wire::Bytes payload) {
+std::string refusal_of(const Header& header, wire::Bytes payload, bool keyed = false) {
   try {
-    decode(header, payload);
+    decode(header, payload, keyed);
   } catch (const Error& error) {
     CHECK(error.kind() == ErrorKind::kProtocol);
     return error.what();
@@ -79,7 +79,7 @@ TEST_CASE("wire: every message is read back as it was written") {
     const wire::Bytes payload = wire::Bytes(frame).subspan(sizeof header, header.payload_bytes);
     wire::check_payload(header, payload);
     CHECK(header.is_response() == (name.ends_with("_reply") || name == "error"));
-    const auto again = decode(header, payload);
+    const auto again = decode(header, payload, is_keyed(name));
     CHECK(to_hex(again) == to_hex(payload));
   }
 }
@@ -90,14 +90,14 @@ TEST_CASE("wire: a payload that is cut anywhere, or too long, is refused and say
     const Header header = wire::parse_header(frame);
     const wire::Bytes payload = wire::Bytes(frame).subspan(sizeof header, header.payload_bytes);
     for (std::size_t cut = 0; cut < payload.size(); ++cut) {
-      const std::string refusal = refusal_of(header, payload.first(cut));
+      const std::string refusal = refusal_of(header, payload.first(cut), is_keyed(name));
       CAPTURE(cut);
       CHECK(refusal.find(wire::type_name(header.type)) == 0);
     }
     std::vector<std::byte> longer(payload.begin(), payload.end());
     longer.push_back(std::byte{0});
     // HELLO may grow in later versions.
-    CHECK(refusal_of(header, longer).empty() == (header.type == Type::kHello));
+    CHECK(refusal_of(header, longer, is_keyed(name)).empty() == (header.type == Type::kHello));
   }
 }
 
@@ -117,6 +117,7 @@ TEST_CASE("wire: counts beyond the bounds are refused, whatever memory they woul
       {Type::kWait, true, 4, 8, 40, 256},       {Type::kOffer, false, 8, 16, 24, 256},
       {Type::kOffer, true, 0, 8, 24, 256},      {Type::kWrite, false, 0, 8, 16, 256},
       {Type::kCommit, false, 0, 8, 16, 256},    {Type::kCommit, true, 0, 8, 1, 256},
+      {Type::kLink, true, 52, 56, 24, 4096},
   };
   for (const Bound& bound : bounds) {
     CAPTURE(wire::type_name(bound.type));

@@ -10,6 +10,7 @@ from typing import Any, Self
 import hymcache
 from hymcache._core import FileDeviceOptions, MasterServer, StorageNode
 from hymcache.kv_manager import node_id
+from hymcache.transport.verbs import Acceptor
 
 PATIENCE_S = 20.0
 MIB = 1 << 20
@@ -31,7 +32,14 @@ def wait_found(client: hymcache.Client, keys: Sequence[bytes]) -> None:
 class SmallService:
     """Serves from construction to `stop`, which comes with the end of a `with` block."""
 
-    def __init__(self, folder: Path, *, secret: bytes = b"", lease_ms: int = 10_000) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        secret: bytes = b"",
+        lease_ms: int = 10_000,
+        verbs: Acceptor | None = None,
+    ) -> None:
         self.master = MasterServer(
             ["127.0.0.1:0"], name="m", lease_ms=lease_ms, connections_max=100, secret=secret
         )
@@ -45,6 +53,7 @@ class SmallService:
             masters=[self.address],
             secret=secret,
             log=lambda _line: None,
+            warn=lambda _line: None,
             device=FileDeviceOptions(
                 path=str(folder / "n1.device"),
                 capacity_bytes=256 * MIB,
@@ -52,6 +61,7 @@ class SmallService:
                 write_buffer_bytes=64 * MIB,
                 preallocate=False,
             ),
+            verbs=verbs,
         )
         eventually(lambda: self.node.stats()["masters"][0]["state"] == "live")
 

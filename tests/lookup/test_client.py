@@ -228,7 +228,7 @@ def test_a_closed_client_says_so(service: SmallService) -> None:
     [
         ({"master": "nowhere"}, "nowhere"),
         ({"master": []}, "no master is named"),
-        ({"transport": "pigeon"}, "transport 'pigeon' is not known: write auto, shm or tcp"),
+        ({"transport": "pigeon"}, "transport 'pigeon' is not known: write auto, shm, verbs or tcp"),
     ],
     ids=["address", "none", "transport"],
 )
