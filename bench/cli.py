@@ -18,7 +18,10 @@ from hymcache.bench.micro_summary import micro_numbers
 from hymcache.bench.picture import draw_micro, draw_ttft
 from hymcache.bench.progress import StepProgress
 from hymcache.bench.reference import Transport
+from hymcache.bench.region_command import region
+from hymcache.bench.region_reuse.command import region_reuse
 from hymcache.bench.report import Numbers, verdict_table, write_summary
+from hymcache.bench.requirements import require_packages
 from hymcache.bench.samples import read_samples
 from hymcache.bench.transport_choice import TransportChoice
 from hymcache.bench.ttft import TtftOptions, run_ttft
@@ -26,7 +29,14 @@ from hymcache.bench.ttft_summary import SHORT_TOKENS, ttft_faults, ttft_numbers
 from hymcache.bench.ttft_system import Peer
 from hymcache.errors import ConfigError
 
-app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("region")(region)
+app.command("region-reuse")(region_reuse)
 
 OutOption = Annotated[
     Path,
@@ -35,6 +45,7 @@ OutOption = Annotated[
 _TRANSPORTS: Final[Mapping[TransportChoice, tuple[Transport, ...]]] = {
     TransportChoice.AUTO: ("shm", "tcp"),
     TransportChoice.SHM: ("shm",),
+    TransportChoice.VERBS: ("verbs",),
     TransportChoice.TCP: ("tcp",),
 }
 _NO_ENGINE: Final = ({"hit_ttft_ratio": None}, {"hit_ttft_ratio": "left out by --no-engine"})
@@ -53,7 +64,7 @@ def micro(
     ] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Two short rounds, for a look.")] = False,
     transport: Annotated[
-        TransportChoice, typer.Option(help="Which copies to measure; auto: all of them.")
+        TransportChoice, typer.Option(help="Which copies to measure; auto: shm and tcp.")
     ] = TransportChoice.AUTO,
     engine: Annotated[
         bool, typer.Option(help="Time a hit inside of vLLM too, for hit_ttft_ratio.")
@@ -61,6 +72,7 @@ def micro(
     cache_dir: CacheOption = default_cache_dir(),  # noqa: B008 - shown in the help text
 ) -> None:
     """Copies, lookups and the index, beside plain copies made in the same run."""
+    require_packages("matplotlib")
     console = Console()
     options = MicroOptions(
         out_dir=out.absolute(),
@@ -106,6 +118,33 @@ def _hit_ttft(
     return kept, notes
 
 
+@app.command("dra")
+def dra(
+    *,
+    out: OutOption,
+    claims: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Claims attached one after the other.")
+    ] = 50,
+    many: Annotated[
+        int,
+        typer.Option(min=1, max=10_000, help="Claims attached at once; the target is for 1000."),
+    ] = 1000,
+) -> None:
+    """The Kubernetes driver: allocation to attached, Prepare, many claims at once."""
+    from hymcache.bench.dra_bench import DraOptions, run_dra
+    from hymcache.bench.dra_summary import dra_numbers
+
+    console = Console()
+    options = DraOptions(out_dir=out.absolute(), claims=claims, many=many)
+    _make_folder(out)
+    with _running(console), StepProgress(console, "dra", options.steps) as progress:
+        run_dra(options, progress.report, progress.advance)
+    numbers, notes = dra_numbers(read_samples(options.samples_path))
+    write_summary(out / "summary.json", numbers, notes)
+    console.print(verdict_table("The Kubernetes driver", numbers, notes))
+    console.print(f"raw samples, summary.json and logs: {out}")
+
+
 @app.command("ttft")
 def ttft(
     *,
@@ -121,6 +160,7 @@ def ttft(
     cache_dir: CacheOption = default_cache_dir(),  # noqa: B008 - shown in the help text
 ) -> None:
     """Time to first token when another engine has computed the prompt's KV."""
+    require_packages("vllm", "matplotlib")
     console = Console()
     options = TtftOptions(
         cache_dir=cache_dir,

@@ -18,6 +18,7 @@ from hymcache.bench.copy_cases import BATCH_BLOCKS, CopyCase
 from hymcache.bench.cost import Cost, measure, process_cpu_s, written_bytes
 from hymcache.bench.micro_summary import REFERENCE
 from hymcache.bench.node_metrics import DEVICE_READ_BYTES, NodeMetrics
+from hymcache.bench.perftest_reference import PerftestReference
 from hymcache.bench.reference import (
     REFERENCE_MEMORY_BYTES,
     ReferenceKind,
@@ -54,6 +55,7 @@ class CopyBench:
         service: RunningService,
         clients: Clients,
         references: Mapping[ReferenceKind, RunningReference],
+        perftest: PerftestReference | None,
         log: SampleLog,
         *,
         get_passes: int,
@@ -61,12 +63,15 @@ class CopyBench:
         self._service = service
         self._clients = clients
         self._references = references
+        self._perftest = perftest
         self._log = log
         self._get_passes = get_passes  # over the working set, in one sample
         memory = mmap.mmap(-1, _CLIENT_BYTES)
         memory.madvise(mmap.MADV_HUGEPAGE)
         memory.write(secrets.token_bytes(1 << 20) * (_CLIENT_BYTES >> 20))
         self._memory = memoryview(memory)
+        for client in clients.values():
+            client.register_memory(self._memory)
         self._put_last: dict[int, list[bytes]] = {}  # keys, by block size
         self._put_before: dict[int, list[bytes]] = {}  # in the round before
         self._node = NodeMetrics(service.node_http)
@@ -112,6 +117,8 @@ class CopyBench:
 
     def _measure_side(self, case: CopyCase, side: str) -> tuple[Cost, int]:
         if side == REFERENCE:
+            if case.transport == "verbs":
+                return self._measure_perftest(case), 0
             return self._measure_reference(self._references[case.transport], case), 0
         if side == "copy_alone":
             return self._measure_reference(self._references["shm_streaming"], case), 0
@@ -124,6 +131,8 @@ class CopyBench:
         else:
             keys = self._put_last[case.block_bytes]
             cost = self._get(client, case.block_bytes, keys, self._get_passes)
+        if case.transport == "verbs":
+            _check_rdma(client)
         return cost, int(self._node.value(DEVICE_READ_BYTES) - read_before)
 
     def _measure_reference(self, reference: RunningReference, case: CopyCase) -> Cost:
@@ -132,6 +141,12 @@ class CopyBench:
         batches = self._batches(offsets, case.block_bytes, 1 if is_put else self._get_passes)
         move = reference.copy.put if is_put else reference.copy.get
         return _measure(move, batches, (reference.server_pid,))[0]
+
+    def _measure_perftest(self, case: CopyCase) -> Cost:
+        if self._perftest is None:
+            raise CopyFailed("there is nothing to compare RDMA with")
+        passes = 1 if case.operation == "put" else self._get_passes
+        return self._perftest.measure(case.operation, case.block_bytes, passes * WORKING_SET_BYTES)
 
     def _put(self, client: Client, block_bytes: int, *, until_flushed: bool = False) -> Cost:
         keys = [secrets.token_bytes(16) for _ in range(WORKING_SET_BYTES // block_bytes)]
@@ -185,6 +200,13 @@ def _measure(
         lambda: answers.append(move(*next(rest))), len(batches), server_pids, bytes_per_call
     )
     return cost, answers
+
+
+def _check_rdma(client: Client) -> None:
+    stats = client.stats()
+    if stats["verbs_fallbacks"] or stats["tcp_read_bytes"] or stats["tcp_written_bytes"]:
+        reason = stats["verbs_last_failure"] or "the node offers no RDMA"
+        raise CopyFailed(f"bytes went over TCP instead of RDMA: {reason}")
 
 
 def _check(what: str, answers: Sequence[Sequence[BlockStatus]]) -> None:

@@ -16,17 +16,17 @@ from rich.table import Table
 
 from hymcache.bench.cache_folder import default_cache_dir
 from hymcache.bench.child_process import log_shown_on_failure, termination_unwinds
+from hymcache.bench.requirements import require_packages
 from hymcache.bench.service import ServiceOptions, running_service
 from hymcache.bench.shared_prompt import SharedPrompt, share_prompt
 from hymcache.bench.tiny_model import TINY, make_model
 from hymcache.bench.transport_choice import TransportChoice
 from hymcache.bench.ttft_system import hymcache_transfer_config
-from hymcache.errors import ConfigError
 from hymcache.limits import GIB, MIB
 
 _ROWS: Final = ("service", "model", "engine A", "engine B")
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 @app.command()
@@ -47,7 +47,7 @@ def demo(
     HyMCache.
     """
     console = Console()
-    _check_vllm()
+    require_packages("vllm")
     log_dir = cache_dir / "demo-logs"  # of the last run only
     shutil.rmtree(log_dir, ignore_errors=True)
     with termination_unwinds(), log_shown_on_failure(console):
@@ -55,13 +55,6 @@ def demo(
         console.print(_table(outcome))
         outcome.check()
     console.print("[green]B took A's KV, and its tokens are those of an engine without HyMCache.")
-
-
-def _check_vllm() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("vllm") is None:
-        raise ConfigError("vLLM is not installed here; `make demo` installs it for the CPU")
 
 
 def _run(

@@ -27,6 +27,7 @@ from hymcache.bench.child_process import ChildFailed, ChildProcess
 
 START_TIMEOUT_S: Final = 240.0
 GENERATE_TIMEOUT_S: Final = 180.0
+BLOCK_TOKENS: Final = 32
 _IDLE_S: Final = 0.2
 _QUIT_TIMEOUT_S: Final = 15.0
 _REPLY_BYTES_MAX: Final = 4 << 20
@@ -41,11 +42,12 @@ class EngineOptions:
     name: str
     model: Path
     kv_transfer_config: JsonObject | None = None
-    block_tokens: int = 32
+    block_tokens: int = BLOCK_TOKENS
     dtype: str = "float32"  # on AVX2 bfloat16 is four times slower
     tokens_max: int = 16384
     kv_cache_bytes: int = 768 << 20
     requests_max: int = 4
+    prefix_caching: bool = True
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     environment: Mapping[str, str] = field(default_factory=dict)
     python: Path = field(default_factory=lambda: Path(sys.executable))
@@ -61,6 +63,7 @@ class EngineOptions:
             "block_size": self.block_tokens,
             "kv_cache_memory_bytes": self.kv_cache_bytes,
             "max_num_seqs": self.requests_max,
+            "enable_prefix_caching": self.prefix_caching,
             "disable_log_stats": False,
             "distributed_executor_backend": "uni",
         }

@@ -58,7 +58,6 @@ class IndexBench:
         """Lookups and echoes of the same bytes, in turn."""
         rng = random.Random(round_index)
         batches = [b"".join(rng.sample(self._keys, LOOKUP_KEYS_MAX)) for _ in range(256)]
-        self._filler.heartbeat()
         position = 0
 
         def look_up() -> None:
@@ -71,6 +70,7 @@ class IndexBench:
             ("ours", look_up, self._master.master_pid),
         ]
         for side, call, pid in sides if round_index % 2 == 0 else sides[::-1]:
+            self._filler.heartbeat()  # or its lease lapses, and with it what it published
             measure(call, calls // 10, [pid])
             self._add(side, round_index, measure(call, calls, [pid]))
         self._check_found(batches[0])

@@ -14,13 +14,17 @@ from hymcache import _core
 from hymcache.bench.copy_bench import WORKING_SET_BYTES, CopyBench
 from hymcache.bench.copy_cases import CopyCase, copy_cases
 from hymcache.bench.index_bench import IndexBench
+from hymcache.bench.perftest_reference import PerftestReference, find_perftest
 from hymcache.bench.reference import ReferenceKind, Transport, running_echo, running_reference
 from hymcache.bench.samples import SampleLog, machine_context
 from hymcache.bench.service import ServiceOptions, running_master, running_service
 from hymcache.bench.targets import METADATA_OBJECTS
+from hymcache.config import VerbsConfig
+from hymcache.config_source import load_config
 from hymcache.errors import ConfigError
 from hymcache.limits import GIB, LOOKUP_KEYS_MAX
 from hymcache.lookup import Client
+from hymcache.transport.verbs import choose_gid, choose_port, load_library
 
 # Room for three working sets: those of the last puts stay, and a node that is half full may flush
 _WRITE_BUFFER_BYTES: Final = 3 * WORKING_SET_BYTES
@@ -63,11 +67,14 @@ def run_micro(options: MicroOptions, report: Report, advance: Callable[[], None]
 
     Raises:
         ChildFailed: a process of the service or of a reference failed.
-        ConfigError: the disk has no room for the device.
+        ConfigError: the disk has no room for the device, or RDMA cannot be measured here.
     """
     log = SampleLog(options.samples_path, machine_context())
+    verbs = load_config().verbs
+    # First, since it is what may be missing.
+    perftest = _perftest(verbs, log) if "verbs" in options.transports else None
     _run_index(options, log, report, advance)
-    _run_copies(options, log, report, advance)
+    _run_copies(options, log, report, advance, verbs=verbs, perftest=perftest)
 
 
 def _run_index(
@@ -89,7 +96,13 @@ def _run_index(
 
 
 def _run_copies(
-    options: MicroOptions, log: SampleLog, report: Report, advance: Callable[[], None]
+    options: MicroOptions,
+    log: SampleLog,
+    report: Report,
+    advance: Callable[[], None],
+    *,
+    verbs: VerbsConfig,
+    perftest: PerftestReference | None,
 ) -> None:
     cases = options.cases
     capacity_bytes = _capacity_bytes(cases, options)
@@ -106,19 +119,33 @@ def _run_copies(
         service = stack.enter_context(
             running_service(Path(folder), log_dir, embedded=False, options=sizes)
         )
-        kinds: list[ReferenceKind] = [*options.transports]
-        if "shm" in kinds:
-            kinds.append("shm_streaming")
+        kinds: list[ReferenceKind] = []
+        if "shm" in options.transports:
+            kinds += ["shm", "shm_streaming"]
+        if "tcp" in options.transports:
+            kinds.append("tcp")
         references = {kind: stack.enter_context(running_reference(kind, log_dir)) for kind in kinds}
         clients = {
             (case.transport, side == "crc"): stack.enter_context(
-                Client(service.master, transport=case.transport, verify_checksums=side == "crc")
+                Client(
+                    service.master,
+                    transport=case.transport,
+                    verify_checksums=side == "crc",
+                    verbs=verbs,
+                )
             )
             for case in cases
             for side in case.sides
             if side in {"plain", "crc"}
         }
-        bench = CopyBench(service, clients, references, log, get_passes=1 if options.quick else 4)
+        bench = CopyBench(
+            service,
+            clients,
+            references,
+            perftest,
+            log,
+            get_passes=1 if options.quick else 4,
+        )
         report("warming up")
         bench.warm_up(cases, _WRITE_BUFFER_BYTES)
         for round_index in range(options.rounds):
@@ -126,6 +153,14 @@ def _run_copies(
             for done in bench.run_round(round_index, cases):
                 report(f"round {round_index + 1}: after {done.name}")
                 advance()
+
+
+def _perftest(config: VerbsConfig, log: SampleLog) -> PerftestReference:
+    find_perftest()
+    port = choose_port(load_library(), config)
+    log.add("port", name=port.name, bits_per_second=port.port.bits_per_second)
+    gid = choose_gid(port.gids, config)
+    return PerftestReference(port, 0 if gid is None else gid.index)
 
 
 def _capacity_bytes(cases: list[CopyCase], options: MicroOptions) -> int:

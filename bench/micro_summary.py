@@ -9,6 +9,7 @@ from typing import Final
 from hymcache.bench.samples import Sample, of_kind
 
 REFERENCE: Final = "reference"
+LINE_RATE_SUFFIX: Final = "_of_line_rate"
 # How ours was measured, and what that adds to the name of the number.
 SUFFIXES: Final[Mapping[str, str]] = {
     "copy_alone": "_copy_alone",
@@ -26,6 +27,7 @@ def micro_numbers(samples: Sequence[Sample]) -> dict[str, float | None]:
     the rounds counts.
     """
     numbers: dict[str, float | None] = dict(_copy_ratios(samples))
+    numbers.update(_line_rates(samples))
     numbers.update(_lookup_numbers(samples))
     numbers["metadata_bytes_per_object"] = _metadata_bytes(samples)
     return numbers
@@ -48,9 +50,25 @@ def _copy_ratios(samples: Sequence[Sample]) -> dict[str, float]:
     ratios: dict[str, list[float]] = {}
     for (case, _), sides in rounds.items():
         reference = sides.pop(REFERENCE)
+        if reference <= 0:
+            continue  # a NIC may move so little at no CPU time that could be measured
         for side, cost in sides.items():
             ratios.setdefault(case + SUFFIXES[side], []).append(cost / reference)
     return {name: statistics.median(values) for name, values in ratios.items()}
+
+
+def _line_rates(samples: Sequence[Sample]) -> dict[str, float]:
+    """What part of the port's speed RDMA reached, where the kernel knows that speed."""
+    speeds = [sample["bits_per_second"] for sample in of_kind(samples, "port")]
+    if not speeds or speeds[-1] <= 0:
+        return {}
+    parts: dict[str, list[float]] = {}
+    for sample in of_kind(samples, "copy"):
+        if sample["side"] == "plain" and sample["case"].startswith("verbs_"):
+            rate = sample["moved_bytes"] * 8 / sample["wall_s"]
+            name = sample["case"] + LINE_RATE_SUFFIX
+            parts.setdefault(name, []).append(rate / speeds[-1])
+    return {name: statistics.median(values) for name, values in parts.items()}
 
 
 def _lookup_numbers(samples: Sequence[Sample]) -> dict[str, float | None]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hymcache.bench.micro_summary import REFERENCE, copy_costs
+from hymcache.bench.region_summary import region_costs
 from hymcache.bench.samples import Sample, of_kind
 from hymcache.bench.ttft_summary import PHASES, median_ms
-from hymcache.errors import ConfigError
+from hymcache.limits import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,6 +50,21 @@ def draw_micro(samples: Sequence[Sample], path: Path) -> None:
     _save(figure, panels, path)
 
 
+def draw_region(samples: Sequence[Sample], path: Path) -> None:
+    """CPU seconds per GB of loads and stores in a region, beside the bare copy."""
+    costs = region_costs(samples)
+    cases = list(dict.fromkeys((operation, size) for operation, size, _ in costs))
+    figure, (axes,) = _new_figure(6.5, 4.2)
+    for index, (side, (label, colour)) in enumerate(_SIDES.items()):
+        known = [i for i, case in enumerate(cases) if (*case, side) in costs]
+        places = [i + (index - 1) * _BAR for i in known]
+        _bars(axes, places, [costs[(*cases[i], side)] for i in known], label, colour)
+    axes.set_xticks(range(len(cases)), [f"{name} {size // MIB}m" for name, size in cases])
+    axes.set_ylabel("CPU seconds per GB")
+    axes.set_title("A shared region: median of rounds, least to most", loc="left")
+    _save(figure, [axes], path)
+
+
 def draw_ttft(samples: Sequence[Sample], path: Path) -> None:
     """TTFT by system and length: computed, from another engine, from the engine's own cache."""
     timed = of_kind(samples, "ttft")
@@ -78,10 +94,8 @@ def draw_ttft(samples: Sequence[Sample], path: Path) -> None:
 
 
 def _new_figure(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("pictures need matplotlib: pip install 'hymcache[bench]'") from error
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 

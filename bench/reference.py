@@ -14,7 +14,7 @@ from typing import Final, Literal
 from hymcache import _core
 from hymcache.bench.child_process import ChildProcess
 
-Transport = Literal["shm", "tcp"]
+Transport = Literal["shm", "tcp", "verbs"]
 ReferenceKind = Literal["shm", "shm_streaming", "tcp"]
 
 # More than any CPU cache, so that every copy goes to memory, as a KV block does.

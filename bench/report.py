@@ -9,6 +9,7 @@ from typing import Final
 
 from rich.table import Table
 
+from hymcache.bench.micro_summary import LINE_RATE_SUFFIX
 from hymcache.bench.samples import machine_context
 from hymcache.bench.targets import TARGETS, Verdict, verdict
 
@@ -41,9 +42,21 @@ def verdict_table(title: str, numbers: Numbers, notes: Mapping[str, str]) -> Tab
         target, judged = TARGETS.get(name), verdict(name, value)
         table.add_row(
             name,
-            "-" if value is None else f"{value:.4g}",
+            _shown(name, value),
             f"<= {target.limit:.4g} {target.unit}" if target else "",
             f"[{_STYLES[judged]}]{judged.value}[/]" if judged else "",
-            notes.get(name) or (target.meaning if target else ""),
+            notes.get(name) or (target.meaning if target else _meaning(name)),
         )
     return table
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 100:.3g} %" if name.endswith(LINE_RATE_SUFFIX) else f"{value:.4g}"
+
+
+def _meaning(name: str) -> str:
+    if not name.endswith(LINE_RATE_SUFFIX):
+        return ""
+    return "of the port's speed; both ends are on this host, so no switch and no cable took part"

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from hymcache.errors import ConfigError
+
 VOCABULARY_TOKENS: Final = 1024
 SPECIAL_TOKENS: Final = ("<s>", "</s>", "<pad>")
 FIRST_PLAIN_TOKEN: Final = len(SPECIAL_TOKENS)
@@ -62,6 +64,23 @@ MID: Final = ModelShape(
     positions_max=16384,
     initializer_range=0.1,
 )
+
+
+def kv_bytes_per_token(model: Path, dtype: str) -> int:
+    """Bytes of K and V in all layers for one token, from a model folder's config.json.
+
+    Raises ConfigError for a folder without one, or of a kind of attention that is not told there.
+    """
+    path = model / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_size = config.get("head_dim") or config["hidden_size"] // heads
+        layers: int = config["num_hidden_layers"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: does not tell layers and heads ({error!r})") from error
+    return 2 * layers * int(kv_heads) * int(head_size) * (4 if dtype == "float32" else 2)
 
 
 def model_dir(shape: ModelShape, cache_dir: Path) -> Path:

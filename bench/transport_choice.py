@@ -10,4 +10,5 @@ class TransportChoice(StrEnum):
 
     AUTO = "auto"
     SHM = "shm"
+    VERBS = "verbs"
     TCP = "tcp"

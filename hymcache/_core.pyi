@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
+from hymcache.transport.verbs import Acceptor, Initiator
+
 # ---- transport ---------------------------------------------------------------------------------
 
 def crc32c(data: Buffer, crc: int = 0) -> int:
@@ -49,8 +51,10 @@ class StorageNode:
         connections_max: int = 4096,
         secret: bytes = b"",
         log: Callable[[str], None],
+        warn: Callable[[str], None],
         device: FileDeviceOptions,
         protocol_version_max: int = ...,
+        verbs: Acceptor | None = None,
     ) -> None: ...
     def endpoints(self) -> list[str]:
         """As bound: first TCP, then "unix:PATH" if there is one."""
@@ -93,6 +97,7 @@ class StoreClient:
         connect_timeout_s: float = 1.0,
         verify_checksums: bool = True,
         name: str = "client",
+        verbs: Initiator | None = None,
     ) -> None: ...
     def lookup(self, keys: bytes) -> bytes:
         """A 64-byte Entry for each key, zeros for a miss. Raises Unavailable."""
@@ -111,6 +116,10 @@ class StoreClient:
         """Writes each buffer as an object; a BlockStatus a key. In prefix order nothing is
         written after the first block that was not stored. Raises Unavailable when no master
         answers."""
+
+    def register_memory(self, address: int, size_bytes: int) -> None:
+        """Lets RDMA reach memory that stays until the client is gone; nothing without RDMA.
+        Raises ConfigError or DeviceError."""
 
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None:
@@ -149,6 +158,204 @@ class PrefixMatcher:
     def cancel(self, ticket: int) -> None:
         """Forgets the ticket and takes its prefetch back."""
 
+# ---- chm_device, lookup: the shared region ---------------------------------------------------
+
+class RegionStatus(IntEnum):
+    """What became of one key in a shared region. None of these is an error."""
+
+    OK = 0
+    MISS = 1
+    CORRUPT = 2
+    """The bytes do not match their crc32c; the object was dropped."""
+
+    PENDING = 3
+    """Somebody is storing it (or, once in 4096 times, a key like it)."""
+
+    STORED_ALREADY = 4
+    FULL = 5
+    """Every slot where the key may go is pinned or being written."""
+
+    WRONG_SIZE = 6
+    """Longer than a slot (store), or not as long as the segments (load)."""
+
+    LOST = 7
+    """The slot was taken away during the store: this writer was held dead for its lease."""
+
+class RegionGeometry(TypedDict):
+    """What the headers of a region say; see docs/region-format.md. Sizes in bytes."""
+
+    version: int
+    region_bytes: int
+    slot_bytes: int
+    slots: int
+    data_offset: int
+    participants: int
+    pins: int
+    lease_ms: int
+    probe_slots: int
+    claim: int
+
+class RegionParticipant(TypedDict):
+    """A process that is attached; `silent_ms` since its heart was last seen to beat."""
+
+    index: int
+    epoch: int
+    name: str
+    state: Literal["free", "active", "dead"]
+    beats: int
+    silent_ms: int
+    pins: int
+
+class RegionEntry(TypedDict):
+    """One slot that is in use."""
+
+    slot: int
+    state: Literal["writing", "valid", "dying"]
+    key: bytes
+    name_space: int
+    length: int
+    crc32c: int | None
+    generation: int
+    referenced: bool
+    writer: int
+    stored_at_ms: int
+
+class RegionSlots(TypedDict):
+    """How many slots are in which state."""
+
+    free: int
+    writing: int
+    valid: int
+    dying: int
+
+class RegionUsage(RegionSlots):
+    """What all slots hold, counted by walking them and their entries."""
+
+    pinned: int
+    stored_bytes: int
+    namespaces: list[tuple[int, int, int]]
+    """Fingerprint, objects, bytes; the largest first, at most 32."""
+
+class SharedRegion:
+    """A mapped region: a device-dax, a file, or a memfd by its path in /proc.
+
+    A region that is blank is formatted by the first that opens it with a `slot_bytes`; the others
+    attach. Raises ConfigError where it is not ours, does not fit or has another version,
+    Unavailable where the one that formats it does not come to an end within `wait_s`, DeviceError.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        size_bytes: int = 0,
+        slot_bytes: int = 0,
+        config: str = "",
+        participants: int = 256,
+        pins: int = 1016,
+        lease_ms: int = 10_000,
+        map_data: bool = True,
+        writable: bool = True,
+        prefault: bool = False,
+        durable: bool = False,
+        force: bool = False,
+        wait_s: float = 10.0,
+    ) -> None: ...
+    @property
+    def formatted_here(self) -> bool: ...
+    @property
+    def kind(self) -> Literal["dax", "file", "memory"]: ...
+    @property
+    def config(self) -> str:
+        """The configuration JSON of whoever formatted it."""
+
+    @property
+    def geometry(self) -> RegionGeometry: ...
+    def prefault(self) -> int:
+        """Touches every page that is mapped, so that no later access pays for it; the bytes.
+
+        Raises DeviceError where a page is not to be had: the file system or memory is full.
+        """
+
+class RegionDirectory:
+    """The objects of a region. Thread-safe; no call waits for another process.
+
+    Joins the table of participants (unless the region is read-only), beats in a thread of its own,
+    and reclaims what others that died have left. Keys are 16 bytes each, one after another;
+    `addresses` is an array of one row a key and one column a segment, `sizes` their bytes, of one
+    row for all keys or one a key. Memory must stay where it is during the call.
+    """
+
+    def __init__(
+        self,
+        region: SharedRegion,
+        *,
+        name: str = "",
+        verify_checksums: bool = True,
+        threads: int = 1,
+        high_watermark: float = 0.98,
+        low_watermark: float = 0.95,
+        maintain: bool = True,
+    ) -> None:
+        """Raises Unavailable when all places for participants are taken."""
+
+    @property
+    def participant(self) -> int:
+        """-1 where the region is read-only."""
+
+    def lookup(self, keys: bytes) -> bytes:
+        """A RegionStatus a key: OK, PENDING or MISS. Plain loads; touches no data slot."""
+
+    def touch(self, keys: bytes) -> None:
+        """Marks the objects as used, for CLOCK."""
+
+    def store(
+        self,
+        keys: bytes,
+        addresses: NDArray[np.uint64],
+        sizes: NDArray[np.uint64],
+        name_space: int = 0,
+    ) -> bytes:
+        """A RegionStatus a key: OK, STORED_ALREADY, PENDING, FULL, WRONG_SIZE or LOST."""
+
+    def load(self, keys: bytes, addresses: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> bytes:
+        """A RegionStatus a key: OK, MISS, CORRUPT or WRONG_SIZE. What is not OK leaves its
+        segments undefined."""
+
+    def pin(self, keys: bytes) -> tuple[int, bytes]:
+        """Keeps the objects from being evicted until `unpin` or the end of the lease of this
+        process: a ticket, and OK or MISS a key (FULL: no pin was left)."""
+
+    def unpin(self, ticket: int) -> None:
+        """ConfigError for a ticket that is not known."""
+
+    def remove(self, keys: bytes) -> bytes:
+        """A RegionStatus a key: OK, MISS, or FULL where somebody has it pinned."""
+
+    def clear(self) -> int:
+        """Removes all objects that nobody has pinned; returns how many."""
+
+    def reclaim(self) -> int:
+        """Frees what dead participants have left; returns slots freed. `maintain` does it too."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters of this object: docs/region-format.md, section "Counters"."""
+
+    def slots_by_state(self) -> RegionSlots:
+        """Counted from the slot words alone: a millisecond for some hundred thousand slots."""
+
+    def usage(self) -> RegionUsage: ...
+    def participants(self) -> list[RegionParticipant]: ...
+    def entries(self, first: int, count: int) -> list[RegionEntry]:
+        """Those of slots first, first + 1, ... first + count - 1 that are in use."""
+
+    def verify(self, first: int, count: int) -> tuple[int, int, int]:
+        """Checks the crc32c of those slots: (good, without crc32c, slots that are corrupt)."""
+
+    def close(self) -> None:
+        """Leaves; unpins all. Other calls raise Unavailable from then on."""
+
 # ---- connector: an engine's blocks -------------------------------------------------------------
 
 class BlockLayout:
@@ -185,7 +392,7 @@ class TransferResult:
 
     @property
     def transport(self) -> str:
-        """ "shm", "tcp" or "" when no node was reached."""
+        """ "shm", "verbs", "tcp" or "" when no node was reached."""
 
 class TransferEngine:
     """Moves blocks between the store and memory, in threads of its own."""
@@ -281,6 +488,9 @@ def serve_stream(listener: int, memory_bytes: int) -> None:
 
 def serve_echo(listener: int, request_bytes: int, response_bytes: int) -> None:
     """Answers requests of one size with responses of one size until all clients are gone."""
+
+def stream_copy(to: int, from_: int, bytes: int) -> None:  # noqa: A002 - as in the rest
+    """Our streaming copy between two addresses, and nothing else."""
 
 def lookup_frame_bytes(keys: int) -> tuple[int, int]:
     """Bytes of a LOOKUP frame for that many keys, and of its response."""

@@ -72,6 +72,12 @@ def _node_name(name: str) -> str:
     return name
 
 
+def _verbs_mtu(value: int) -> int:
+    if value not in (0, 256, 512, 1024, 2048, 4096):
+        raise ValueError("not an MTU; write 256, 512, 1024, 2048, 4096, or 0 for the largest")
+    return value
+
+
 def _milliseconds(value: object) -> float:
     return parse_duration_s(value, bare_unit="ms") * 1e3
 
@@ -206,6 +212,11 @@ class NodeConfig(_Section):
         le=1_000_000,
         description="Connections above this number are closed at once.",
     )
+    verbs: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="RDMA: `auto` offers it where there is a device for it, with `on` the node "
+        "does not start without.",
+    )
 
 
 class DeviceConfig(_Section):
@@ -251,8 +262,75 @@ class DeviceConfig(_Section):
     @model_validator(mode="after")
     def _buffer_fits(self) -> Self:
         if self.write_buffer > self.capacity:
-            raise ValueError("write_buffer is larger than capacity; make it smaller")
+            raise ValueError(
+                f"write_buffer ({format_size(self.write_buffer)}) is larger than capacity "
+                f"({format_size(self.capacity)}); make it smaller"
+            )
         return self
+
+
+class VerbsConfig(_Section):
+    """RDMA: which device, and the connections over it. Nodes and clients read the same keys."""
+
+    device: str = Field(
+        default="", max_length=63, description='The RDMA device, e.g. "mlx5_0"; "" chooses one.'
+    )
+    port: int = Field(default=0, ge=0, le=254, description="Its port, from 1; 0 chooses one.")
+    gid_index: int = Field(
+        default=-1,
+        ge=-1,
+        le=4095,
+        description="The row of the port's GID table to use; -1 chooses RoCE v2, IPv4 first.",
+    )
+    mtu: Annotated[int, AfterValidator(_verbs_mtu)] = Field(
+        default=0,
+        description="Bytes of payload in a packet: 256, 512, 1024, 2048 or 4096; 0 takes the most "
+        "that both ports have.",
+    )
+    traffic_class: int = Field(
+        default=0, ge=0, le=255, description="The packets' traffic class (DSCP * 4 in RoCE v2)."
+    )
+    service_level: int = Field(
+        default=0, ge=0, le=15, description="Their service level; in RoCE the VLAN's priority."
+    )
+    timeout: int = Field(
+        default=14,
+        ge=1,
+        le=31,
+        description="How long an acknowledgement may take, as 4.096 us * 2^timeout; 14 is 67 ms.",
+    )
+    retry_count: int = Field(
+        default=7, ge=0, le=7, description="How often a packet is sent again before giving up."
+    )
+    rnr_retry: int = Field(
+        default=7, ge=0, le=7, description="The same for a peer that is not ready; 7: no bound."
+    )
+    max_rd_atomic: int = Field(
+        default=16,
+        ge=1,
+        le=255,
+        description="READs that a connection has under way at once, as far as both devices can.",
+    )
+    queue_depth: int = Field(
+        default=128, ge=4, le=8192, description="Work requests posted at once; more are split."
+    )
+    spin_us: int = Field(
+        default=20,
+        ge=0,
+        le=10_000,
+        description="How long a batch is polled for before its thread sleeps until the event.",
+    )
+    bounce: Size = Field(
+        default=16 * limits.MIB,
+        ge=64 * limits.KIB,
+        le=limits.GIB,
+        description="Registered memory of a connection, through which memory passes that is not.",
+    )
+    windows: Literal["auto", "off"] = Field(
+        default="auto",
+        description="`auto`: keys are good for one block only, where the node's device has memory "
+        "windows of type 2; `off`: for the node's whole memory.",
+    )
 
 
 class ClientConfig(_Section):
@@ -262,9 +340,10 @@ class ClientConfig(_Section):
         default=(Address("127.0.0.1", 7400),),
         description="The masters to ask, in order of preference.",
     )
-    transport: Literal["auto", "shm", "tcp"] = Field(
+    transport: Literal["auto", "shm", "verbs", "tcp"] = Field(
         default="auto",
-        description="How bytes move; `auto` takes `shm` where the node is on this host.",
+        description="How bytes move; `auto` takes `shm` where the node is on this host, else "
+        "`verbs` where both ends have an RDMA device, else `tcp`.",
     )
     deadline_s: DurationS = Field(
         default=limits.LOAD_DEADLINE_S,
@@ -295,6 +374,7 @@ class Config(_Section):
     node: NodeConfig = Field(default_factory=NodeConfig)
     device: DeviceConfig = Field(default_factory=DeviceConfig)
     client: ClientConfig = Field(default_factory=ClientConfig)
+    verbs: VerbsConfig = Field(default_factory=VerbsConfig)
 
     @model_validator(mode="after")
     def _one_secret(self) -> Self:

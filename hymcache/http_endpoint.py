@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -63,13 +66,38 @@ def make_http_app(
     return app
 
 
-class HttpEndpoint:
-    """Serves an application at an address. `key` is what the configuration calls the address."""
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Certificate chain and private key of a server, PEM."""
 
-    def __init__(self, app: FastAPI, address: Address, key: str) -> None:
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raises ConfigError unless they can be read and belong together."""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"{self.certificate}, {self.key}: not a certificate and its key ({reason}); "
+                "name PEM files that belong together"
+            ) from error
+
+
+class HttpEndpoint:
+    """Serves an application at an address, by HTTPS with `tls`.
+
+    `key` is what the configuration calls the address.
+    """
+
+    def __init__(
+        self, app: FastAPI, address: Address, key: str, tls: TlsFiles | None = None
+    ) -> None:
         self._app = app
         self._address = address
         self._key = key
+        self._tls = tls
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -80,6 +108,8 @@ class HttpEndpoint:
 
     def start(self) -> None:
         """Serves when it returns. Raises ConfigError where it cannot listen."""
+        if self._tls is not None:
+            self._tls.check()
         listener = self._listen()
         config = uvicorn.Config(
             self._app,
@@ -89,6 +119,8 @@ class HttpEndpoint:
             lifespan="off",
             ws="none",
             timeout_graceful_shutdown=1,
+            ssl_certfile=self._tls.certificate if self._tls else None,
+            ssl_keyfile=self._tls.key if self._tls else None,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(

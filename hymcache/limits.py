@@ -21,10 +21,6 @@ LOOKUP_KEYS_MAX: Final = 32
 # need about 40 MB. The layout is hymcache/csrc/entry.h.
 ENTRY_BYTES: Final = 64
 
-# HyMCache, "KV Manager": up to about 128 MB of staged blocks a request, which is 8 blocks of
-# 16 MB or 4 of 32 MB. A request has at least one block whatever its size.
-PREFETCH_WINDOW_BYTES: Final = 128 * MIB
-
 # HyMCache, "KV Connector": the host-side staging buffer of an engine, 5 GB by default.
 STAGING_BUFFER_BYTES: Final = 5 * GIB
 
@@ -34,7 +30,6 @@ LOAD_DEADLINE_S: Final = 10.0
 # HyMCache, evaluation: the block size of vLLM in tokens, and what one block weighs.
 BLOCK_TOKENS: Final = 128
 BLOCK_BYTES_LLAMA_8B: Final = 16 * MIB
-BLOCK_BYTES_QWEN_32B: Final = 32 * MIB
 
 # A node is listed for this long after its last heartbeat. Three heartbeats fit, so a lost one
 # or a pause of the scheduler does not unlist it.

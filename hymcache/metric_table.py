@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+
+from hymcache.version import __version__
 
 Snapshot = TypeVar("Snapshot")
 # One number, or one for each combination of label values.
@@ -46,6 +48,26 @@ class TableRow(Generic[Snapshot]):
         return family
 
 
+class StatRows(Generic[Snapshot]):
+    """Makes rows of what stands in the core's statistics under the metric's own name."""
+
+    def __init__(self, prefix: str, stats_of: Callable[[Snapshot], Mapping[str, Any]]) -> None:
+        self._prefix = prefix
+        self._stats_of = stats_of
+
+    def __call__(
+        self, kind: Literal["counter", "gauge"], key: str, documentation: str
+    ) -> TableRow[Snapshot]:
+        """The row `{prefix}_{key}`."""
+        stats_of = self._stats_of
+        return TableRow(
+            kind,
+            f"{self._prefix}_{key}",
+            documentation,
+            lambda snapshot: float(stats_of(snapshot)[key]),
+        )
+
+
 class TableCollector(Collector, Generic[Snapshot]):
     """The metrics of a table, for a Prometheus registry."""
 
@@ -69,8 +91,10 @@ class TableCollector(Collector, Generic[Snapshot]):
 
 
 def make_registry(*collectors: Collector) -> CollectorRegistry:
-    """A registry with these collectors, and the process's memory, CPU time and descriptors."""
+    """A registry with these collectors, the version, and the process's memory, CPU time, files."""
     registry = CollectorRegistry()
+    build = Info("hymcache_build", "What runs here.", registry=registry)
+    build.info({"version": __version__})
     for collector in collectors:
         registry.register(collector)
     ProcessCollector(registry=registry)

@@ -12,14 +12,19 @@ from hymcache.metric_table import table_markdown
 _TABLES: Final = {
     "Master": "hymcache.master.metrics",
     "Storage node": "hymcache.kv_manager.metrics",
+    "Kubernetes: controller": "hymcache.dra.controller.metrics",
+    "Kubernetes: host agent": "hymcache.dra.host_agent.metrics",
+    "Kubernetes: kubelet plugin": "hymcache.dra.kubelet_plugin.metrics",
 }
 
 _INTRODUCTION: Final = """\
 # Metrics
 
 What `/metrics` of a service has, for Prometheus. The address is `http` of the service's section
-in the configuration. Beside these there are the standard `process_*` metrics: memory, CPU time and
-descriptors of the process.
+in the configuration. Beside these there are `hymcache_build_info` with the label `version`, and the
+standard `process_*` metrics: memory, CPU time and descriptors of the process.
+
+What engines say of the connector is in vLLM's own `/metrics`: [vllm.md](vllm.md) has the table.
 """
 
 

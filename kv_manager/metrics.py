@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from hymcache.metric_table import TableRow
+from hymcache.metric_table import StatRows, TableRow
+from hymcache.transport.server_metrics import server_rows
 
 NodeSnapshot = Mapping[str, Any]
 """StorageNode.stats() at one moment."""
 
 _Row = TableRow[NodeSnapshot]
-
-
-def _stat(kind: Literal["counter", "gauge"], key: str, documentation: str) -> _Row:
-    def read(snapshot: NodeSnapshot) -> float:
-        return float(snapshot[key])
-
-    return _Row(kind, f"hymcache_node_{key}", documentation, read)
-
+_stat: StatRows[NodeSnapshot] = StatRows("hymcache_node", lambda snapshot: snapshot)
 
 METRICS: Final[tuple[_Row, ...]] = (
     _stat("gauge", "objects", "Objects that can be read."),
@@ -46,7 +40,7 @@ METRICS: Final[tuple[_Row, ...]] = (
     _stat("counter", "blocks_missed", "Blocks asked for by a stale location."),
     _stat("counter", "blocks_failed", "Blocks that the device could not read."),
     _stat("counter", "blocks_revoked", "Staged blocks given up for a request that was waiting."),
-    _stat("counter", "bytes_handed", "Bytes that clients read through shared memory."),
+    _stat("counter", "bytes_handed", "Bytes that clients read through shared memory or RDMA."),
     _stat("counter", "bytes_sent", "Bytes sent over TCP."),
     _stat("counter", "writes_offered", "Blocks offered by writers."),
     _stat("counter", "writes_granted", "Blocks granted a slot."),
@@ -63,16 +57,17 @@ METRICS: Final[tuple[_Row, ...]] = (
     ),
     _stat("counter", "corrupt_reports", "Blocks that readers found corrupt."),
     _stat("counter", "corrupt_dropped", "Of those, objects that were corrupt here, and dropped."),
-    _stat("counter", "flush_failures", "Objects lost because they could not be flushed."),
-    _stat("gauge", "connections", "Connections open."),
-    _stat("counter", "connections_accepted", "Connections accepted."),
+    _stat("gauge", "verbs_peers", "Connections that reach the memory by RDMA."),
+    _stat("counter", "verbs_connects", "Such connections made."),
+    _stat("counter", "verbs_refused", "Connections that asked for RDMA in vain."),
+    _stat("gauge", "verbs_keys_held", "RDMA keys of single blocks in the hands of clients."),
+    _stat("counter", "verbs_keys_made", "RDMA keys of single blocks made."),
+    _stat("counter", "verbs_keys_missing", "Blocks that had to go another way for want of a key."),
     _stat(
-        "counter",
-        "connections_refused",
-        "Connections refused: too many, another version, a wrong secret, no handshake.",
+        "counter", "verbs_keys_stuck", "RDMA connections ended because a key of theirs would not."
     ),
-    _stat("counter", "protocol_errors", "Connections ended for what they sent."),
-    _stat("counter", "frames", "Frames received."),
+    _stat("counter", "flush_failures", "Objects lost because they could not be flushed."),
+    *server_rows(_stat),
     _Row(
         "gauge",
         "hymcache_node_master_live",

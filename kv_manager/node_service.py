@@ -17,6 +17,7 @@ from hymcache.errors import ConfigError, Unavailable
 from hymcache.http_endpoint import HttpEndpoint, make_http_app
 from hymcache.kv_manager.metrics import METRICS
 from hymcache.metric_table import TableCollector, make_registry
+from hymcache.transport.verbs import make_acceptor
 
 # For HTTP, the device, and whatever else the process has open.
 _DESCRIPTORS_BESIDE: Final = 256
@@ -99,6 +100,7 @@ class NodeService:
             connections_max=node.connections_max,
             secret=self._secret,
             log=logger.info,
+            warn=logger.warning,
             device=FileDeviceOptions(
                 path=str(device.path),
                 capacity_bytes=device.capacity,
@@ -108,6 +110,7 @@ class NodeService:
                 io_depth=device.io_depth,
                 preallocate=device.preallocate,
             ),
+            verbs=make_acceptor(node.verbs, self._config.verbs),
         )
 
     def stop(self) -> None:
@@ -149,8 +152,11 @@ class NodeService:
 
 
 def _make_parent(key: str, path: Path) -> None:
+    # Two folders deep, as the defaults are: of a longer path that is not there, most is a typing
+    # error.
     try:
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        path.parent.parent.mkdir(mode=0o750, exist_ok=True)
+        path.parent.mkdir(mode=0o750, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{key} = {path}: cannot make its folder ({error.strerror}); choose another"

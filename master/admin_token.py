@@ -57,5 +57,6 @@ class TokenInterceptor(grpc.ServerInterceptor):
 def _refuse(_request: Any, context: grpc.ServicerContext) -> Any:
     context.abort(
         grpc.StatusCode.UNAUTHENTICATED,
-        "this master has a secret: send `authorization: Bearer TOKEN` (see docs/admin-api.md)",
+        "this master has a secret: set the same secret_file here "
+        "(or send `authorization: Bearer TOKEN`, see docs/admin-api.md)",
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from hymcache.metric_table import TableRow
+from hymcache.metric_table import StatRows, TableRow
+from hymcache.transport.server_metrics import server_rows
 
 if TYPE_CHECKING:
     from hymcache._core import MasterStats, MemberInfo
@@ -21,14 +22,9 @@ class MasterSnapshot:
 
 
 _Row = TableRow[MasterSnapshot]
-
-
-def _stat(kind: Literal["counter", "gauge"], key: str, documentation: str) -> _Row:
-    def read(snapshot: MasterSnapshot) -> float:
-        return cast("Mapping[str, float]", snapshot.stats)[key]
-
-    return _Row(kind, f"hymcache_master_{key}", documentation, read)
-
+_stat: StatRows[MasterSnapshot] = StatRows(
+    "hymcache_master", lambda snapshot: cast("Mapping[str, Any]", snapshot.stats)
+)
 
 METRICS: Final[tuple[_Row, ...]] = (
     _stat("counter", "lookups", "LOOKUP requests answered, each of up to 32 keys."),
@@ -45,16 +41,8 @@ METRICS: Final[tuple[_Row, ...]] = (
         "Times that a node was refused: its name is taken, or there are too many.",
     ),
     _stat("counter", "leases_lapsed", "Times that a node was lost."),
-    _stat("counter", "connections_accepted", "Connections accepted."),
-    _stat(
-        "counter",
-        "connections_refused",
-        "Connections refused: too many, another version, a wrong secret, no handshake.",
-    ),
-    _stat("counter", "protocol_errors", "Connections ended for what they sent."),
-    _stat("counter", "frames", "Frames received."),
+    *server_rows(_stat),
     _stat("counter", "cpu_seconds", "CPU time of the thread that answers."),
-    _stat("gauge", "connections", "Connections open."),
     _stat("gauge", "rows", "Rows in the index, those not yet reclaimed included."),
     _stat(
         "gauge",

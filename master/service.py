@@ -18,6 +18,7 @@ from hymcache.errors import Unavailable
 from hymcache.http_endpoint import HttpEndpoint, make_http_app
 from hymcache.master.admin_endpoint import AdminEndpoint
 from hymcache.master.admin_servicer import AdminServicer
+from hymcache.master.member_log import MemberLog
 from hymcache.master.metrics import METRICS, MasterSnapshot
 from hymcache.master.status_page import render_status_page
 from hymcache.metric_table import TableCollector, make_registry
@@ -58,8 +59,11 @@ class MasterService:
         ensure_descriptors(self._config.master.connections_max + _DESCRIPTORS_BESIDE)
         with ExitStack() as stack:
             self._master.start()
+            members = MemberLog(self._master)
+            stack.callback(members.join)
             # Stopped in reverse order: what asks the master first.
             stack.callback(self._master.stop)
+            members.start()
             endpoints = {"master.listen": self._master.endpoints()[0]}
             admin = self._start_admin(stack, endpoints)
             self._start_http(stack, endpoints)

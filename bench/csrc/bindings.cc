@@ -9,6 +9,7 @@
 #include "bench/csrc/reference_copy.h"
 #include "bench/csrc/reference_echo.h"
 #include "hymcache/csrc/error.h"
+#include "transport/csrc/copy.h"
 
 namespace py = pybind11;
 
@@ -116,6 +117,12 @@ void bind_bench(py::module_& m) {
         bench::serve_echo(UniqueFd(listener), request_bytes, response_bytes);
       },
       py::arg("listener"), py::arg("request_bytes"), py::arg("response_bytes"), ReleaseGil());
+  m.def(
+      "stream_copy",
+      [](std::uintptr_t to, std::uintptr_t from, std::size_t bytes) {
+        copy_bytes(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+      },
+      py::arg("to"), py::arg("from_"), py::arg("bytes"), ReleaseGil());
   m.def(
       "lookup_frame_bytes",
       [](std::uint32_t keys) {

@@ -15,7 +15,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from hymcache.cli import configuration, lookup, services, stats
+from hymcache.cli import configuration, lookup, nodes, rdma, region, services, stats
 from hymcache.errors import ConfigError, HymcacheError, Unavailable
 from hymcache.version import __version__
 
@@ -31,6 +31,7 @@ TRACEBACK_VARIABLE: Final = "HYMCACHE_TRACEBACK"
 # Commands that live in rooms of their own; the room is imported when its command is run.
 _DEFERRED: Final = {
     "bench": ("hymcache.bench.cli", "Measure this machine; each sub-command has its own --help."),
+    "dra": ("hymcache.dra.cli", "Composable CXL memory in Kubernetes: driver, agent, simulator."),
     "demo": ("hymcache.bench.demo", "Two vLLM engines on this machine share a prompt's KV."),
 }
 
@@ -46,7 +47,12 @@ app.command("master")(services.master)
 app.command("node")(services.node)
 app.command("lookup")(lookup.lookup)
 app.command("stats")(stats.stats)
+app.command("drain")(nodes.drain)
+app.command("undrain")(nodes.undrain)
+app.command("forget")(nodes.forget)
 app.add_typer(configuration.app, name="config")
+app.add_typer(rdma.app, name="rdma")
+app.add_typer(region.app, name="region")
 
 
 def _print_version(wanted: bool) -> None:

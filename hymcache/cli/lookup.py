@@ -65,8 +65,11 @@ def _read_lines(file: Path) -> list[str]:
     if str(file) == "-":
         text = sys.stdin.read(_FILE_BYTES_MAX)
     else:
-        with file.open() as lines:
-            text = lines.read(_FILE_BYTES_MAX)
+        try:
+            with file.open() as lines:
+                text = lines.read(_FILE_BYTES_MAX)
+        except OSError as error:
+            raise ConfigError(f"--file {file}: {error.strerror}; name a readable file") from error
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -101,6 +104,7 @@ def _client(config: Config) -> Client:
         connect_timeout_s=client.connect_timeout_s,
         verify_checksums=client.verify_checksums,
         secret=config.secret_bytes(),
+        verbs=config.verbs,
     )
 
 

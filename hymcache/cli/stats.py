@@ -12,11 +12,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from hymcache.address import Address
 from hymcache.cli.configuration import ConfigOption, SettingsOption
+from hymcache.cli.nodes import GrpcOption, admin_client
 from hymcache.cli.output import JsonOption, output_console
-from hymcache.config_source import load_config
-from hymcache.errors import ConfigError
 
 if TYPE_CHECKING:
     from hymcache.master import AdminClient
@@ -26,12 +24,7 @@ _WATCH_S: Final = 1.0
 
 
 def stats(
-    grpc: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="The master's gRPC address instead of the configured one."
-        ),
-    ] = None,
+    grpc: GrpcOption = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it anew every second, until Ctrl-C.")
     ] = False,
@@ -40,28 +33,13 @@ def stats(
     settings: SettingsOption = None,
 ) -> None:
     """Show what a master and its nodes hold and do."""
-    from hymcache.master import AdminClient
-
-    loaded = load_config(config, settings=settings or ())
-    address = loaded.master.grpc if grpc is None else _parse_address(grpc)
-    if address is None:
-        raise ConfigError("master.grpc is off in the configuration; name an address with --grpc")
-    with AdminClient(
-        str(address), secret=loaded.secret_bytes(), timeout_s=loaded.client.deadline_s
-    ) as client:
+    with admin_client(grpc, config, settings) as client:
         if as_json:
             _print_json(client)
         elif watch:
             _watch(client)
         else:
             output_console().print(_picture(client))
-
-
-def _parse_address(text: str) -> Address:
-    try:
-        return Address.parse(text)
-    except ValueError as error:
-        raise ConfigError(f"--grpc {text}: {error}") from error
 
 
 def _print_json(client: AdminClient) -> None:

@@ -9,10 +9,12 @@ namespace py = pybind11;
 namespace hymcache {
 
 void bind_bench(py::module_& m);
+void bind_chm_device(py::module_& m);
 void bind_master(py::module_& m);
 void bind_connector(py::module_& m);
 void bind_kv_manager(py::module_& m);
 void bind_lookup(py::module_& m);
+void bind_region_directory(py::module_& m);
 void bind_transport(py::module_& m);
 
 namespace {
@@ -67,6 +69,8 @@ PYBIND11_MODULE(_core, m) {
   hymcache::bind_transport(m);
   hymcache::bind_kv_manager(m);
   hymcache::bind_lookup(m);
+  hymcache::bind_chm_device(m);
+  hymcache::bind_region_directory(m);
   hymcache::bind_connector(m);
   hymcache::bind_bench(m);
   hymcache::bind_master(m);

@@ -5,6 +5,7 @@
 #include "chm_device/csrc/file_device.h"
 #include "kv_manager/csrc/storage_node.h"
 #include "transport/csrc/python_callbacks.h"
+#include "transport/csrc/verbs_python.h"
 
 namespace py = pybind11;
 
@@ -16,8 +17,9 @@ std::unique_ptr<StorageNode> make_node(NodeId id, const std::string& name,
                                        const std::string& unix_path,
                                        const std::vector<std::string>& masters,
                                        std::uint32_t connections_max, const py::bytes& secret,
-                                       const py::object& log, FileDeviceOptions device,
-                                       std::uint16_t protocol_version_max) {
+                                       const py::object& log, const py::object& warn,
+                                       FileDeviceOptions device, std::uint16_t protocol_version_max,
+                                       const py::object& verbs) {
   StorageNodeOptions options;
   options.name = name;
   options.listen = Endpoint::parse(listen);
@@ -27,10 +29,23 @@ std::unique_ptr<StorageNode> make_node(NodeId id, const std::string& name,
   options.connections_max = connections_max;
   options.mac = mac_function(secret);
   options.log = log_function(log);
+  options.warn = log_function(warn);
   options.protocol_version_max = protocol_version_max;
-  device.log = options.log;
+  device.log = options.warn;
+  std::unique_ptr<Device> opened;
+  {
+    const py::gil_scoped_release release;
+    opened = open_file_device(device);
+  }
+  if (!verbs.is_none()) {
+    auto acceptor = std::make_shared<PythonVerbsAcceptor>(verbs);
+    const DeviceRegion& region = opened->region();
+    if (acceptor->prepare(region.base, region.bytes, region.read_write_offset)) {
+      options.verbs = std::move(acceptor);
+    }
+  }
   const py::gil_scoped_release release;
-  return std::make_unique<StorageNode>(id, std::move(options), open_file_device(device));
+  return std::make_unique<StorageNode>(id, std::move(options), std::move(opened));
 }
 
 py::dict refusals(const WriteStats& writes) {
@@ -111,6 +126,14 @@ py::dict stats_dict(StorageNode& node) {
   out["writes_committed_bytes"] = writes.committed_bytes;
   out["writes_aborted"] = writes.aborted;
   out["writes_refused"] = refusals(writes);
+  const VerbsPeerStats& verbs = stats.verbs;
+  out["verbs_peers"] = verbs.peers;
+  out["verbs_connects"] = verbs.connects;
+  out["verbs_refused"] = verbs.refused;
+  out["verbs_keys_made"] = verbs.keys_made;
+  out["verbs_keys_missing"] = verbs.keys_missing;
+  out["verbs_keys_stuck"] = verbs.keys_stuck;
+  out["verbs_keys_held"] = verbs.keys_held;
   out["connections"] = stats.server.connections;
   out["connections_accepted"] = stats.server.accepted;
   out["connections_refused"] = stats.server.refused;
@@ -148,8 +171,8 @@ void bind_kv_manager(py::module_& m) {
       .def(py::init(&make_node), py::kw_only(), py::arg("node"), py::arg("name"), py::arg("listen"),
            py::arg("advertise_host") = "", py::arg("unix_path") = "",
            py::arg("masters") = std::vector<std::string>{}, py::arg("connections_max") = 4096,
-           py::arg("secret") = py::bytes(), py::arg("log"), py::arg("device"),
-           py::arg("protocol_version_max") = wire::kVersionMax)
+           py::arg("secret") = py::bytes(), py::arg("log"), py::arg("warn"), py::arg("device"),
+           py::arg("protocol_version_max") = wire::kVersionMax, py::arg("verbs") = py::none())
       .def("endpoints", &StorageNode::endpoints, ReleaseGil())
       .def("device_description", &StorageNode::device_description, ReleaseGil())
       .def("stats", &stats_dict)

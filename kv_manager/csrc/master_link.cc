@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 namespace hymcache {
 namespace {
@@ -11,6 +12,9 @@ constexpr auto kBackoffMin = std::chrono::milliseconds(100);
 constexpr auto kBackoffMax = std::chrono::seconds(5);
 // Frames on their way to a master that has not yet answered: enough to keep it busy.
 constexpr std::uint32_t kUnansweredMax = 8;
+// An answer costs both ends a wake-up, and a writer waits while its block is published: only one
+// publication in so many asks for it.
+constexpr std::uint32_t kPublicationsPerAnswer = 16;
 // Beyond this many rows a slow master is better served by starting anew.
 constexpr std::size_t kQueuedRowsMax = 1u << 20;
 
@@ -65,7 +69,7 @@ void MasterLink::connect_in_thread() {
       error = failure.what();
       loop_.post([this, alive = alive_, error] {
         if (!*alive) return;
-        if (stats_.last_error != error) hooks_.log(error);  // once, not at every attempt
+        if (stats_.last_error != error) hooks_.warn(error);  // once, not at every attempt
         stats_.last_error = error;
       });
     }
@@ -86,8 +90,8 @@ void MasterLink::on_connected(UniqueFd fd) {
   send(wire::Type::kRegister, wire::as_bytes(member));
 }
 
-void MasterLink::send(wire::Type type, wire::Bytes head, wire::Bytes tail) {
-  ++unanswered_;
+void MasterLink::send(wire::Type type, wire::Bytes head, wire::Bytes tail, bool answered) {
+  if (answered) ++unanswered_;
   socket_->send(type, 0, next_request_id_++, head, tail);
 }
 
@@ -100,7 +104,6 @@ void MasterLink::on_frame(FramedSocket&, const wire::Header& header, wire::Bytes
       start_sync(reader.take<wire::RegisterReply>());
       return;
     case wire::Type::kPublish:
-      stats_.refused += reader.take<wire::PublishReply>().refused;
       break;
     case wire::Type::kWithdraw:
       break;
@@ -113,6 +116,7 @@ void MasterLink::on_frame(FramedSocket&, const wire::Header& header, wire::Bytes
     case wire::Type::kHeartbeat: {
       const auto reply = reader.take<wire::HeartbeatReply>();
       lease_ = std::chrono::milliseconds(std::clamp(reply.lease_ms, 100u, 600'000u));
+      stats_.refused += reply.refused - std::exchange(refused_, reply.refused);
       const bool drain = (reply.flags & wire::HeartbeatReply::kDrain) != 0;
       if (drain != drain_wanted_) {
         drain_wanted_ = drain;
@@ -140,6 +144,7 @@ void MasterLink::start_sync(const wire::RegisterReply& reply) {
   state_ = State::kSyncing;
   sync_cursor_ = 0;
   sync_done_ = false;
+  refused_ = 0;
   to_publish_.clear();  // all of it is published now
   to_withdraw_.clear();
   sync_more();
@@ -161,7 +166,9 @@ void MasterLink::sync_more() {
 void MasterLink::send_rows(std::span<const Entry> rows) {
   wire::PublishRequest head;
   head.count = static_cast<std::uint32_t>(rows.size());
-  send(wire::Type::kPublish, wire::as_bytes(head), std::as_bytes(rows));
+  const bool answered = state_ != State::kLive || ++publications_ % kPublicationsPerAnswer == 0;
+  if (!answered) head.flags = wire::PublishRequest::kNoAnswer;
+  send(wire::Type::kPublish, wire::as_bytes(head), std::as_bytes(rows), answered);
   stats_.published += rows.size();
 }
 
@@ -231,7 +238,7 @@ void MasterLink::on_tick() {
 }
 
 void MasterLink::on_closed(FramedSocket&, const std::string& reason) {
-  if (stats_.last_error != reason) hooks_.log("lost master " + endpoint_.text() + ": " + reason);
+  if (stats_.last_error != reason) hooks_.warn("lost master " + endpoint_.text() + ": " + reason);
   stats_.last_error = reason;
   state_ = State::kApart;
   socket_.reset();

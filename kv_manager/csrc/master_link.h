@@ -40,7 +40,8 @@ class MasterLink : private FramedSocket::Delegate {
     std::function<wire::Member()> describe;             // this node, now
     std::function<wire::HeartbeatRequest()> heartbeat;  // its figures, now
     std::function<void()> drain_changed;
-    LogFunction log;
+    LogFunction log;   // what happens
+    LogFunction warn;  // what is wrong, once until it changes
   };
 
   MasterLink(EventLoop& loop, Endpoint endpoint, Identity identity, ObjectDirectory& directory,
@@ -61,7 +62,7 @@ class MasterLink : private FramedSocket::Delegate {
   void on_connected(UniqueFd fd);
   void on_frame(FramedSocket& socket, const wire::Header& header, wire::Bytes payload) override;
   void on_closed(FramedSocket& socket, const std::string& reason) override;
-  void send(wire::Type type, wire::Bytes head, wire::Bytes tail = {});
+  void send(wire::Type type, wire::Bytes head, wire::Bytes tail = {}, bool answered = true);
   void start_sync(const wire::RegisterReply& reply);
   void sync_more();
   void send_rows(std::span<const Entry> rows);
@@ -77,7 +78,9 @@ class MasterLink : private FramedSocket::Delegate {
   State state_ = State::kApart;
   std::unique_ptr<FramedSocket> socket_;
   std::uint32_t next_request_id_ = 1;
-  std::uint32_t unanswered_ = 0;  // frames
+  std::uint32_t unanswered_ = 0;  // frames that are to be answered
+  std::uint32_t publications_ = 0;
+  std::uint64_t refused_ = 0;  // since REGISTER
   std::uint32_t sync_cursor_ = 0;
   bool sync_done_ = false;  // all rows are sent
   std::vector<Entry> rows_;

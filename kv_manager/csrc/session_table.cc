@@ -255,6 +255,7 @@ void SessionTable::answer(Session& session, std::uint32_t count) {
   session.last_used = loop_.now();
   Answer answer{.peer = waiter.peer,
                 .request_id = waiter.request_id,
+                .session = session.id,
                 .first = waiter.first,
                 .rows = {},
                 .session_known = true,
@@ -373,6 +374,7 @@ void SessionTable::end(const wire::SessionId& id) {
 void SessionTable::end(Session& session) {
   const Waiter waiter = session.waiter;
   cancel_waiter(session);
+  if (on_end) on_end(session.id);
   for (Block& block : session.blocks) release_block(session, block);
   if (session.wanting) std::erase(queue_of(session), &session);
   blocks_total_ -= session.blocks.size();
@@ -380,6 +382,7 @@ void SessionTable::end(Session& session) {
   if (!waiter.active) return;
   reply_({.peer = waiter.peer,
           .request_id = waiter.request_id,
+          .session = {},
           .first = waiter.first,
           .rows = {},
           .session_known = false,

@@ -59,6 +59,7 @@ class SessionTable {
   struct Answer {
     std::uint64_t peer = 0;
     std::uint32_t request_id = 0;
+    wire::SessionId session{};
     std::uint32_t first = 0;
     std::vector<wire::WaitRow> rows;
     bool session_known = true;
@@ -71,6 +72,9 @@ class SessionTable {
   SessionTable(EventLoop& loop, Device& device, const ObjectDirectory& directory,
                SessionLimits limits, Reply reply);
   ~SessionTable();
+
+  // Called before what a session holds is given back, because it ends. May be empty.
+  std::function<void(const wire::SessionId&)> on_end;
 
   enum class Result { kOk, kNoSession, kBusy };
   Result prefetch(std::uint64_t peer, const wire::PrefetchRequest& request, wire::Bytes rows);

@@ -50,6 +50,7 @@ void StorageNode::stop() {
   server_.reset();
   sessions_.reset();
   reported_.reset();
+  verbs_.reset();  // nobody reaches the device's memory when it goes
 }
 
 void StorageNode::start() {
@@ -68,22 +69,30 @@ void StorageNode::start() {
       loop_, *device_, *directory_, options_.sessions,
       [this](SessionTable::Answer answer) { reply(std::move(answer)); });
   writes_ = std::make_unique<WriteAdmission>(loop_, *device_, *directory_, options_.grant_lease);
+  if (options_.verbs) {
+    const DeviceRegion& region = device_->region();
+    verbs_ = std::make_unique<VerbsPeers>(
+        options_.verbs, reinterpret_cast<std::uintptr_t>(region.base), region.bytes);
+    sessions_->on_end = [this](const wire::SessionId& session) { verbs_->end(session); };
+    writes_->on_end = [this](std::uint64_t grant) { verbs_->end_grant(grant); };
+  }
   reported_ = std::make_unique<ReportedObjects>(*device_, *directory_, [this](const Entry&) {
     ++corrupt_dropped_;
-    options_.log("an object does not match its checksum and is dropped");
+    options_.warn("an object does not match its checksum and is dropped");
   });
   device_->on_staged = [this](RequestId request) {
     if (!reported_->on_staged(request)) sessions_->on_staged(request);
   };
   device_->on_flush_failed = [this](std::uint64_t address, int error) {
     ++flush_failures_;
-    options_.log("the device could not write an object: " + std::string(std::strerror(error)));
+    options_.warn("the device could not write an object: " + std::string(std::strerror(error)));
     directory_->forget_lost(address);
   };
   Identity identity{.role = wire::Role::kNode,
                     .name = options_.name,
                     .node = node_,
                     .incarnation = incarnation_,
+                    .features = verbs_ ? wire::kFeatureVerbs : 0,
                     .mac = options_.mac,
                     .version_max = options_.protocol_version_max};
   FrameServerOptions server;
@@ -110,7 +119,8 @@ void StorageNode::start() {
                                     .sessions = sessions_->stats().sessions};
                               },
                           .drain_changed = [this] { apply_drain(); },
-                          .log = options_.log}));
+                          .log = options_.log,
+                          .warn = options_.warn}));
   }
   tick_ = loop_.after(kTick, [this] { on_tick(); });
 }
@@ -146,7 +156,7 @@ void StorageNode::on_frame(FrameServer::Peer& peer, const wire::Header& header,
     case wire::Type::kWait:
       return on_wait(peer, header, payload);
     case wire::Type::kRelease:
-      return sessions_->release(wire::read_all<wire::ReleaseRequest>(payload, type));
+      return on_release(wire::read_all<wire::ReleaseRequest>(payload, type));
     case wire::Type::kEnd:
       return sessions_->end(wire::read_all<wire::EndRequest>(payload, type).session);
     case wire::Type::kReport:
@@ -157,6 +167,10 @@ void StorageNode::on_frame(FrameServer::Peer& peer, const wire::Header& header,
       return on_write(peer, header, payload);
     case wire::Type::kCommit:
       return on_commit(peer, header, payload);
+    case wire::Type::kLink:
+      return on_link(peer, header, payload);
+    case wire::Type::kUnlink:
+      return on_unlink(peer, header, payload);
     default:
       throw wire::Unexpected(std::string("a storage node does not take ") + type + " frames");
   }
@@ -174,6 +188,35 @@ void StorageNode::on_attach(FrameServer::Peer& peer, const wire::Header& header,
                                  .incarnation = incarnation_};
   attached_.insert(peer.id());
   peer.reply(header, wire::as_bytes(attach), {}, region.fd);
+}
+
+void StorageNode::on_link(FrameServer::Peer& peer, const wire::Header& header,
+                          wire::Bytes payload) {
+  const auto endpoint = wire::read_all<wire::LinkEndpoint>(payload, "LINK");
+  if (!verbs_) throw wire::Unexpected("this node is without RDMA");
+  attached_.erase(peer.id());
+  try {
+    const wire::PayloadWriter answer = verbs_->connect(peer.id(), endpoint);
+    attached_.insert(peer.id());
+    peer.reply(header, answer.bytes());
+  } catch (const Error& error) {
+    peer.socket().send_error(header.request_id, wire::ErrorCode::kBusy, error.what());
+  }
+}
+
+void StorageNode::on_unlink(FrameServer::Peer& peer, const wire::Header& header,
+                            wire::Bytes payload) {
+  wire::PayloadReader(payload, "UNLINK").finish();
+  if (!verbs_) throw wire::Unexpected("this node is without RDMA");
+  verbs_->close(peer.id());
+  attached_.erase(peer.id());
+  peer.reply(header, {});
+}
+
+// Keys first: none may be good for memory that is another's.
+void StorageNode::on_release(const wire::ReleaseRequest& request) {
+  if (verbs_) verbs_->release(request.session, request.first, request.count);
+  sessions_->release(request);
 }
 
 void StorageNode::on_prefetch(FrameServer::Peer& peer, const wire::Header& header,
@@ -215,9 +258,17 @@ void StorageNode::reply(SessionTable::Answer answer) {
                              .count = static_cast<std::uint32_t>(answer.rows.size())};
   const wire::Bytes rows = std::as_bytes(std::span(answer.rows));
   if (answer.inline_bytes) {
+    if (verbs_) verbs_->release(answer.session, answer.first, head.count);
     peer->socket().send_bulk(wire::Type::kWait, wire::kFlagResponse, answer.request_id,
                              wire::as_bytes(head), rows, std::move(answer.bulk),
                              std::move(answer.sent));
+  } else if (verbs_ && verbs_->wants_keys(answer.peer)) {
+    wire::PayloadWriter payload;
+    payload.put(head);
+    payload.put_bytes(rows);
+    verbs_->put_read_keys(answer.peer, answer.session, answer.first, answer.rows, payload);
+    peer->socket().send(wire::Type::kWait, wire::kFlagResponse, answer.request_id, payload.bytes(),
+                        {});
   } else {
     peer->socket().send(wire::Type::kWait, wire::kFlagResponse, answer.request_id,
                         wire::as_bytes(head), rows);
@@ -240,10 +291,16 @@ void StorageNode::on_offer(FrameServer::Peer& peer, const wire::Header& header,
   scratch_.clear();
   scratch_.put(wire::OfferReply{.count = request.count});
   bool broken = false;
+  std::vector<wire::OfferReplyRow> answers;  // for their keys
+  std::vector<std::uint32_t> lengths;
+  const bool wants_keys = verbs_ && verbs_->wants_keys(peer.id());
   for (std::uint32_t i = 0; i < request.count; ++i) {
+    const auto offered = wire::row_at<wire::OfferRow>(rows, i);
     wire::OfferReplyRow row{.state = wire::OfferState::kPrefixBroken};
-    if (!broken) {
-      row = writes_->offer(peer.id(), request.name_space, wire::row_at<wire::OfferRow>(rows, i));
+    if (!broken) row = writes_->offer(peer.id(), request.name_space, offered);
+    if (wants_keys) {
+      answers.push_back(row);
+      lengths.push_back(offered.length);
     }
     buffer_was_full_ |= row.state == wire::OfferState::kBufferFull;
     const bool kept =
@@ -251,6 +308,7 @@ void StorageNode::on_offer(FrameServer::Peer& peer, const wire::Header& header,
     if (!kept && (request.flags & wire::OfferRequest::kPrefixOrder) != 0) broken = true;
     scratch_.put(row);
   }
+  if (wants_keys) verbs_->put_write_keys(peer.id(), answers, lengths, scratch_);
   peer.reply(header, scratch_.bytes());
   if (buffer_was_full_) drive_device();
 }
@@ -312,6 +370,7 @@ void StorageNode::on_commit(FrameServer::Peer& peer, const wire::Header& header,
 
 void StorageNode::on_peer_gone(FrameServer::Peer& peer) {
   attached_.erase(peer.id());
+  if (verbs_) verbs_->close(peer.id());
   sessions_->on_peer_gone(peer.id());
   writes_->on_peer_gone(peer.id());
 }
@@ -394,6 +453,7 @@ StorageNodeStats StorageNode::stats() {
     stats.device = device_->stats();
     stats.sessions = sessions_->stats();
     stats.writes = writes_->stats();
+    if (verbs_) stats.verbs = verbs_->stats();
     stats.server = server_->stats();
     for (const auto& master : masters_) stats.masters.push_back(master->stats());
   });

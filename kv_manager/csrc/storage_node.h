@@ -14,6 +14,7 @@
 #include "kv_manager/csrc/object_directory.h"
 #include "kv_manager/csrc/reported_objects.h"
 #include "kv_manager/csrc/session_table.h"
+#include "kv_manager/csrc/verbs_peers.h"
 #include "kv_manager/csrc/write_admission.h"
 #include "transport/csrc/event_loop.h"
 #include "transport/csrc/frame_server.h"
@@ -31,7 +32,9 @@ struct StorageNodeOptions {
   SessionLimits sessions;
   Clock::duration grant_lease = kGrantLease;
   MacFunction mac;
-  LogFunction log;
+  LogFunction log;                       // what happens
+  LogFunction warn;                      // what is wrong
+  std::shared_ptr<VerbsAcceptor> verbs;  // none: without RDMA; its memory is registered already
   std::uint16_t protocol_version_max = wire::kVersionMax;  // for tests of the negotiation
 };
 
@@ -48,6 +51,7 @@ struct StorageNodeStats {
   DeviceStats device;
   SessionStats sessions;
   WriteStats writes;
+  VerbsPeerStats verbs;
   FrameServerStats server;
   std::vector<MasterLinkStats> masters;
 };
@@ -75,6 +79,9 @@ class StorageNode : private FrameServer::Handler {
   void on_report(wire::Bytes payload);
   void on_offer(FrameServer::Peer& peer, const wire::Header& header, wire::Bytes payload);
   void on_write(FrameServer::Peer& peer, const wire::Header& header, wire::Bytes payload);
+  void on_link(FrameServer::Peer& peer, const wire::Header& header, wire::Bytes payload);
+  void on_unlink(FrameServer::Peer& peer, const wire::Header& header, wire::Bytes payload);
+  void on_release(const wire::ReleaseRequest& request);
   void on_commit(FrameServer::Peer& peer, const wire::Header& header, wire::Bytes payload);
   void reply(SessionTable::Answer answer);
   void drive_device();
@@ -93,9 +100,10 @@ class StorageNode : private FrameServer::Handler {
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<WriteAdmission> writes_;
   std::unique_ptr<ReportedObjects> reported_;
+  std::unique_ptr<VerbsPeers> verbs_;    // none: this node is without RDMA
   std::unique_ptr<FrameServer> server_;  // after what its connections refer to when they end
   std::vector<std::unique_ptr<MasterLink>> masters_;
-  std::unordered_set<std::uint64_t> attached_;  // peers that have mapped the region
+  std::unordered_set<std::uint64_t> attached_;  // peers that write into the region themselves
   wire::PayloadWriter scratch_;
   bool drive_scheduled_ = false;
   bool drain_by_admin_ = false;

@@ -112,6 +112,7 @@ wire::CommitState WriteAdmission::commit(std::uint64_t peer, const wire::CommitR
     return wire::CommitState::kNotWritten;
   }
   const std::uint64_t id = grant->id;
+  if (on_end) on_end(id);
   device_.commit(grant->write);
   directory_.make_valid(grant->key, row.crc32c, row.flags & Entry::kHasCrc);
   ++stats_.committed;
@@ -124,6 +125,7 @@ wire::CommitState WriteAdmission::commit(std::uint64_t peer, const wire::CommitR
 
 void WriteAdmission::abort(Grant& grant) {
   const auto place = static_cast<std::uint32_t>(grant.id);
+  if (on_end) on_end(grant.id);
   directory_.forget_pending(grant.key);
   device_.abort(grant.write);
   grant.id = 0;

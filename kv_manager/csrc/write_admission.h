@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "chm_device/csrc/device.h"
@@ -35,6 +36,9 @@ class WriteAdmission {
  public:
   WriteAdmission(EventLoop& loop, Device& device, ObjectDirectory& directory,
                  Clock::duration grant_lease = kGrantLease);
+
+  // Called before a grant ends, whatever its end is. May be empty.
+  std::function<void(std::uint64_t grant)> on_end;
 
   wire::OfferReplyRow offer(std::uint64_t peer, std::uint64_t name_space,
                             const wire::OfferRow& row);

@@ -29,6 +29,7 @@ Enrolled MemberTable::enroll(const wire::Member& member, PeerId peer, TimePoint 
   node.member = member;
   node.epoch = ++epoch_;
   node.rows_current = 0;
+  node.refused = 0;
   if (!same_process) {
     node.epoch_shown_min = node.epoch;
     node.rows_shown = 0;

@@ -43,6 +43,7 @@ struct NodeRecord {
   TimePoint state_since{};
   std::uint64_t objects = 0;   // in the node's own words
   std::uint64_t sessions = 0;  // likewise
+  std::uint64_t refused = 0;   // rows since REGISTER for which there was no room
   // Rows of the index with this node's id, kept by ObjectDirectory.
   std::uint64_t rows = 0;
   std::uint64_t rows_shown = 0;    // of an epoch that is shown; so they are while it is alive

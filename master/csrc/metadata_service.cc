@@ -223,7 +223,10 @@ void MetadataService::on_publish(Peer& peer, NodeRecord& node, const wire::Heade
   reply.refused = request.count - reply.accepted;
   counters_.rows_published += reply.accepted;
   counters_.rows_refused += reply.refused;
-  peer.reply(header, wire::as_bytes(reply));
+  node.refused += reply.refused;
+  if ((request.flags & wire::PublishRequest::kNoAnswer) == 0) {
+    peer.reply(header, wire::as_bytes(reply));
+  }
 }
 
 void MetadataService::on_withdraw(Peer& peer, NodeRecord& node, const wire::Header& header,
@@ -258,7 +261,8 @@ void MetadataService::on_heartbeat(Peer& peer, NodeRecord& node, const wire::Hea
   node.sessions = request.sessions;
   const wire::HeartbeatReply reply{.members_version = members_.version(),
                                    .lease_ms = lease_ms(members_),
-                                   .flags = node.draining ? wire::HeartbeatReply::kDrain : 0};
+                                   .flags = node.draining ? wire::HeartbeatReply::kDrain : 0,
+                                   .refused = node.refused};
   peer.reply(header, wire::as_bytes(reply));
 }
 

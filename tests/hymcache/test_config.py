@@ -130,7 +130,7 @@ def test_the_environment_wins_over_the_file_and_set_over_both(tmp_path: Path) ->
         ),
         (
             '[device]\ncapacity = "1GiB"\nwrite_buffer = "2GiB"',
-            "device: write_buffer is larger than capacity; make it smaller",
+            "device: write_buffer (2GiB) is larger than capacity (1GiB); make it smaller",
         ),
         ("node = 3", "node = 3: should be a table of keys"),
         (

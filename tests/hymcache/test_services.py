@@ -183,7 +183,7 @@ def test_keys_can_come_from_a_file(config: Path, tmp_path: Path) -> None:
         (("lookup", "zz" * 16), 2, "is not a key"),
         (("lookup", "-m", "nowhere", "00" * 16), 2, "write host:port"),
         (("lookup", "-m", "127.0.0.1:1", "00" * 16), 3, "127.0.0.1:1"),
-        (("lookup", "--file", "/absent"), 1, "/absent"),
+        (("lookup", "--file", "/absent"), 2, "/absent"),
         (("stats", "--grpc", "127.0.0.1:1", "--set", "client.deadline_s=1"), 3, "127.0.0.1:1"),
         (("stats", "--grpc", "x"), 2, "write host:port"),
     ],

@@ -94,6 +94,42 @@ def test_what_masters_cannot_be_told_is_refused(make_config: MakeConfig) -> None
         NodeService(make_config(f"node.advertise={'h' * 63}")).start()
 
 
+def test_a_disk_that_is_not_there_gets_no_file_in_its_place(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"there is no device /dev/nvme9n9; `lsblk` lists"):
+        NodeService(make_config("device.path=/dev/nvme9n9")).start()
+    assert not Path("/dev/nvme9n9").exists()
+
+
+def test_of_a_long_path_that_is_not_there_nothing_is_made(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"^device\.path = .*No such file or directory"):
+        NodeService(make_config(f"device.path={tmp_path}/a/b/c/n1.device")).start()
+    assert not (tmp_path / "a").exists()
+
+
+def test_masters_that_cannot_be_had_are_warned_of(
+    make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> str:
+        return "\n".join(r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+
+    with MasterService(make_config()) as master:
+        address = master.endpoints["master.listen"]
+        with NodeService(make_config(f"node.masters={address}")):
+            assert not warnings()
+            twin = make_config(
+                f"node.masters={address}",
+                f"node.unix={tmp_path}/made/n2.sock",
+                f"device.path={tmp_path}/made/n2.device",
+            )
+            with NodeService(twin):
+                eventually(lambda: "give each node its own node.name" in warnings())
+    caplog.clear()
+    with NodeService(make_config(f"node.masters={address}")):
+        eventually(lambda: f"cannot connect to {address}" in warnings())
+
+
 def test_ids_come_from_names() -> None:
     assert node_id("n1") == node_id("n1")
     assert node_id("n1") != node_id("n2")

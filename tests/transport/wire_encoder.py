@@ -16,7 +16,7 @@ from typing import Final
 MAGIC: Final = 0x434D5948
 RESPONSE: Final = 1 << 0
 
-# "Types" of sections 3, 4, 6, 7 and 8.
+# "Types" of sections 3, 4, 6, 7, 8 and 10.
 TYPES: Final = {
     "hello": 1,
     "auth": 2,
@@ -37,6 +37,8 @@ TYPES: Final = {
     "offer": 38,
     "write": 39,
     "commit": 40,
+    "link": 41,
+    "unlink": 42,
 }
 
 _POLYNOMIAL: Final = 0x82F63B78
@@ -177,7 +179,7 @@ def _master() -> Iterator[tuple[str, bytes]]:
     registered = u64(0x0102030405060708) + u32(3000) + u32(0x66778899)
     yield "register_reply", frame("register", 5, registered, response=True)
     rows = entry(0x01) + entry(0x41)
-    yield "publish", frame("publish", 6, u32(2) + reserved(4) + rows)
+    yield "publish", frame("publish", 6, u32(2) + u32(1) + rows)
     yield "publish_reply", frame("publish", 6, u32(1) + u32(0x01020304), response=True)
     withdrawn = counting(0x01, 16) + u64(0x2233445566778801)
     yield "withdraw", frame("withdraw", 7, u32(1) + reserved(4) + withdrawn)
@@ -186,7 +188,7 @@ def _master() -> Iterator[tuple[str, bytes]]:
     yield "synced_reply", frame("synced", 8, b"", response=True)
     beat = u64(0x0102030405060708) + u64(0x1112131415161718) + u64(0x21222324) + u64(0x31323334)
     yield "heartbeat", frame("heartbeat", 9, beat)
-    answer = u64(0x0102030405060708) + u32(3000) + u32(1)
+    answer = u64(0x0102030405060708) + u32(3000) + u32(1) + u64(0x4142434445464748)
     yield "heartbeat_reply", frame("heartbeat", 9, answer, response=True)
 
 
@@ -217,6 +219,8 @@ def _reads() -> Iterator[tuple[str, bytes]]:
     failed = u8(2) + reserved(3) + u32(0x00200001) + reserved(32)
     waited = u32(0x01020304) + u32(2) + ready + failed
     yield "wait_reply", frame("wait", 12, waited, counting(0xC0, 5), response=True)
+    keys = u32(0x0A0B0C0D) + u32(0)  # of a linked connection: one for each row
+    yield "wait_keyed_reply", frame("wait", 12, waited + keys, response=True)
     yield "release", frame("release", 13, SESSION + u32(0x01020304) + u32(0x11121314))
     yield "end", frame("end", 14, SESSION)
     yield "report", frame("report", 15, SESSION + u32(0x01020304) + reserved(4))
@@ -229,6 +233,8 @@ def _writes() -> Iterator[tuple[str, bytes]]:
     refused = u8(6) + reserved(7) + u64(0) + u64(0)
     states = u32(2) + reserved(4) + granted + refused
     yield "offer_reply", frame("offer", 16, states, response=True)
+    keys = u32(0x0A0B0C0D) + u32(0)
+    yield "offer_keyed_reply", frame("offer", 16, states + keys, response=True)
     row = u64(0x0000000700000001) + u32(5) + reserved(4)
     yield "write", frame("write", 17, u32(1) + reserved(4) + row, counting(0xC0, 5))
     stored = u64(0x0000000700000001) + u32(0x55667788) + u32(0b10)  # HAS_CRC
@@ -238,9 +244,32 @@ def _writes() -> Iterator[tuple[str, bytes]]:
     yield "commit_reply", frame("commit", 18, done, response=True)
 
 
+def _links() -> Iterator[tuple[str, bytes]]:
+    mine = (
+        counting(0x20, 16)  # gid
+        + u32(0x00123456)  # queue_pair
+        + u32(0x00ABCDEF)  # first_packet
+        + u16(0x0708)  # lid
+        + u8(2)  # link_layer: Ethernet
+        + u8(2)  # gid_type: RoCE v2
+        + u8(5)  # mtu: 4096
+        + u8(16)  # reads_out
+        + u8(128)  # reads_in
+        + reserved(1)
+    )
+    yield "link", frame("link", 19, mine)
+    theirs = counting(0x30, 16) + u32(0x00654321) + u32(0x00FEDCBA) + u16(0)
+    theirs += u8(2) + u8(2) + u8(3) + u8(1) + u8(255) + reserved(1)
+    region = u64(0x112200000) + u64(0x0AB00000) + u32(0x01020304) + u32(0b11)  # READ, WRITE
+    linked = theirs + u64(0x7F0011223000) + u64(0x140000000) + u32(1) + u32(1)  # BLOCK_KEYS
+    yield "link_reply", frame("link", 19, linked + region, response=True)
+    yield "unlink", frame("unlink", 20, b"")
+    yield "unlink_reply", frame("unlink", 20, b"", response=True)
+
+
 def golden_frames() -> dict[str, bytes]:
     """One frame of each message, by name; a response is called `<request>_reply`."""
-    return dict((*_handshake(), *_master(), *_reads(), *_writes()))
+    return dict((*_handshake(), *_master(), *_reads(), *_writes(), *_links()))
 
 
 def golden_file() -> str:

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -14,6 +15,8 @@ namespace hymcache {
 namespace {
 
 constexpr std::size_t kBufferBytes = 64u << 10;
+// Where spinning keeps failing it is tried once in so many receives.
+constexpr std::uint32_t kSpinSkipsLog2Max = 8;
 
 }  // namespace
 
@@ -80,13 +83,19 @@ void Channel::fail_io(const char* call, int error_number) {
        error_number);
 }
 
-void Channel::set_timeout(int option, TimePoint deadline) {
+// What is left of it; throws where nothing is, or where there is no connection.
+std::int64_t Channel::left_us(TimePoint deadline) {
   if (!fd_) throw Error(ErrorKind::kUnavailable, endpoint_.text() + ": the connection is closed");
   const auto left =
       std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now()).count();
   if (left <= 0) {
     fail(ErrorKind::kUnavailable, endpoint_.text() + " did not answer in time", ETIMEDOUT);
   }
+  return left;
+}
+
+void Channel::set_timeout(int option, TimePoint deadline) {
+  const std::int64_t left = left_us(deadline);
   // The kernel's clock ticks in milliseconds, so a nearly equal value is left as it is.
   std::int64_t& current = timeout_us_[option == SO_RCVTIMEO ? 0 : 1];
   if (current > 0 && std::abs(current - left) * 64 < left) return;
@@ -143,7 +152,11 @@ void Channel::send_parts(TimePoint deadline) {
   // A UNIX socket starts its time-out anew for every piece that it takes, so time is kept here.
   const int flags = MSG_NOSIGNAL | (endpoint_.is_unix ? MSG_DONTWAIT : 0);
   for (std::size_t next = 0; next < parts_.size();) {
-    set_timeout(SO_SNDTIMEO, deadline);
+    if (endpoint_.is_unix) {
+      left_us(deadline);
+    } else {
+      set_timeout(SO_SNDTIMEO, deadline);
+    }
     msghdr message{};
     message.msg_iov = parts_.data() + next;
     message.msg_iovlen = std::min(parts_.size() - next, kIovecsPerCall);
@@ -189,6 +202,48 @@ void Channel::send_bulk(std::span<const iovec> parts, TimePoint deadline) {
   send_parts(deadline);
 }
 
+// What one look finds, after the spin a blocking one.
+ssize_t Channel::receive_some(TimePoint deadline, msghdr& message) {
+  ssize_t received = -1;
+  if (spin_receive(deadline, message, &received)) return received;
+  set_timeout(SO_RCVTIMEO, deadline);
+  return ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
+}
+
+// The peer, if it is on this host, ran where its last bytes were taken in: to spin there would only
+// keep it waiting.
+bool Channel::peer_shares_processor() const noexcept {
+  int processor = -1;
+  socklen_t length = sizeof processor;
+  ::getsockopt(fd_.get(), SOL_SOCKET, SO_INCOMING_CPU, &processor, &length);
+  return processor == ::sched_getcpu();
+}
+
+// False: nothing came, or it does not pay here (the peer is far away, or slow).
+bool Channel::spin_receive(TimePoint deadline, msghdr& message, ssize_t* received) {
+  if (spin_ <= Clock::duration::zero() || !fd_) return false;
+  const std::uint32_t skips = (1u << std::min(spins_failed_, kSpinSkipsLog2Max)) - 1;
+  if (spins_skipped_ < skips) {
+    ++spins_skipped_;
+    return false;
+  }
+  if (!endpoint_.is_unix && peer_shares_processor()) return false;
+  spins_skipped_ = 0;
+  const std::size_t control_bytes = message.msg_controllen;
+  const TimePoint until = std::min(Clock::now() + spin_, deadline);
+  do {
+    message.msg_controllen = control_bytes;
+    *received = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (*received >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) {
+      if (spins_failed_ > 0) --spins_failed_;
+      return true;
+    }
+  } while (Clock::now() < until);
+  message.msg_controllen = control_bytes;
+  ++spins_failed_;
+  return false;
+}
+
 void Channel::fill(std::size_t bytes, TimePoint deadline) {
   if (end_ - begin_ >= bytes) return;
   if (begin_ == end_) begin_ = end_ = 0;
@@ -199,7 +254,6 @@ void Channel::fill(std::size_t bytes, TimePoint deadline) {
     if (buffer_.size() < bytes) buffer_.resize(bytes);
   }
   while (end_ - begin_ < bytes) {
-    set_timeout(SO_RCVTIMEO, deadline);
     iovec part{.iov_base = buffer_.data() + end_, .iov_len = buffer_.size() - end_};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     msghdr message{};
@@ -207,7 +261,7 @@ void Channel::fill(std::size_t bytes, TimePoint deadline) {
     message.msg_iovlen = 1;
     message.msg_control = control;
     message.msg_controllen = CMSG_LEN(sizeof(int));  // CMSG_SPACE has room for two, unasked
-    const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
+    const ssize_t n = receive_some(deadline, message);
     if (n == 0) {
       fail(ErrorKind::kUnavailable, endpoint_.text() + " closed the connection", ECONNRESET);
     }

@@ -4,6 +4,7 @@
 // closed with it; its owner connects anew.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <functional>
@@ -52,6 +53,9 @@ class Channel {
   Frame call(wire::Type type, wire::Bytes head, wire::Bytes tail, TimePoint deadline) {
     return receive(type, send(type, head, tail, deadline), deadline);
   }
+  // Looks for a response again and again for so long before it sleeps: an answer that comes within
+  // microseconds then costs neither end a wake-up. Given up for a while where it does not pay.
+  void set_spin(Clock::duration spin) noexcept { spin_ = spin; }
   // The bulk bytes of the frame just received, in pieces as the caller wants them.
   void receive_bulk(std::span<const iovec> parts, TimePoint deadline);
   // A descriptor that came with what was received (SCM_RIGHTS); none: an empty one.
@@ -65,9 +69,13 @@ class Channel {
   Channel(Endpoint endpoint, UniqueFd fd);
   void shake_hands(const Identity& identity, wire::Role expected, TimePoint deadline);
   void fill(std::size_t bytes, TimePoint deadline);  // at least so many are buffered
-  void send_parts(TimePoint deadline);               // what stands in parts_
+  ssize_t receive_some(TimePoint deadline, msghdr& message);
+  bool peer_shares_processor() const noexcept;
+  bool spin_receive(TimePoint deadline, msghdr& message, ssize_t* received);
+  void send_parts(TimePoint deadline);  // what stands in parts_
   bool wait_writable(TimePoint deadline);
   void throw_last_words(TimePoint deadline);
+  std::int64_t left_us(TimePoint deadline);
   void set_timeout(int option, TimePoint deadline);
   [[noreturn]] void fail(ErrorKind kind, const std::string& message, int error_number = 0);
   [[noreturn]] void fail_io(const char* call, int error_number);
@@ -83,6 +91,9 @@ class Channel {
   std::vector<std::byte> posted_;
   std::vector<iovec> parts_;  // kept between calls, which then allocate nothing
   std::int64_t timeout_us_[2] = {-1, -1};
+  Clock::duration spin_{};
+  std::uint32_t spins_failed_ = 0;   // more than succeeded
+  std::uint32_t spins_skipped_ = 0;  // since the last one
 };
 
 }  // namespace hymcache

@@ -12,9 +12,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <condition_variable>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <memory>
+#include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "hymcache/csrc/error.h"
@@ -52,6 +56,53 @@ AddressList resolve(const Endpoint& endpoint, int flags, ErrorKind kind) {
     throw Error(kind, "cannot resolve " + endpoint.text() + ": " + ::gai_strerror(rc));
   }
   return {found, &::freeaddrinfo};
+}
+
+// What a thread finds out for somebody who may have gone by then.
+struct Resolution {
+  std::mutex mutex;
+  std::condition_variable is_over;
+  AddressList found{nullptr, &::freeaddrinfo};
+  std::exception_ptr error;
+  bool over = false;
+};
+
+// getaddrinfo(3) knows no deadline, and a name server that is away costs it half a minute: names
+// are looked up by a thread that is left to itself when time is up. Addresses need none.
+AddressList resolve_until(const Endpoint& endpoint, TimePoint deadline) {
+  try {
+    return resolve(endpoint, AI_NUMERICHOST, ErrorKind::kUnavailable);
+  } catch (const Error&) {
+    // It is a name.
+  }
+  const auto resolution = std::make_shared<Resolution>();
+  auto look_up = [resolution, endpoint] {
+    AddressList found{nullptr, &::freeaddrinfo};
+    std::exception_ptr error;
+    try {
+      found = resolve(endpoint, 0, ErrorKind::kUnavailable);
+    } catch (const Error&) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(resolution->mutex);
+    resolution->found = std::move(found);
+    resolution->error = error;
+    resolution->over = true;
+    resolution->is_over.notify_one();
+  };
+  try {
+    std::thread(look_up).detach();
+  } catch (const std::system_error& failure) {
+    throw Error(ErrorKind::kUnavailable,
+                "cannot resolve " + endpoint.text() + ": " + failure.what());
+  }
+  std::unique_lock lock(resolution->mutex);
+  if (!resolution->is_over.wait_until(lock, deadline, [&] { return resolution->over; })) {
+    throw Error(ErrorKind::kUnavailable,
+                "cannot resolve " + endpoint.text() + ": the name server does not answer in time");
+  }
+  if (resolution->error) std::rethrow_exception(resolution->error);
+  return std::move(resolution->found);
 }
 
 // Connects within the deadline; returns errno, 0 when connected.
@@ -217,7 +268,7 @@ UniqueFd connect_socket(const Endpoint& endpoint, TimePoint deadline) {
       std::this_thread::sleep_for(kRetry);
     }
   }
-  const AddressList addresses = resolve(endpoint, 0, ErrorKind::kUnavailable);
+  const AddressList addresses = resolve_until(endpoint, deadline);
   int error = EHOSTUNREACH;
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
     UniqueFd fd(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));

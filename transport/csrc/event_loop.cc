@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
@@ -26,13 +27,21 @@ constexpr int kEventsPerRound = 64;
 }  // namespace
 
 EventLoop::EventLoop()
-    : epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      timer_fd_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
   if (!epoll_) fail("epoll_create1");
   if (!wake_) fail("eventfd");
+  if (!timer_fd_) fail("timerfd_create");
   watch(wake_.get(), EPOLLIN, [this](std::uint32_t) {
     std::uint64_t count = 0;
     [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
     drain_posted();
+  });
+  watch(timer_fd_.get(), EPOLLIN, [this](std::uint32_t) {
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(timer_fd_.get(), &count, sizeof count);
+    armed_for_ = TimePoint::max();
   });
 }
 
@@ -132,13 +141,19 @@ void EventLoop::run_timers() {
   }
 }
 
-int EventLoop::timeout_ms() const {
-  if (!deferred_.empty()) return 0;
-  if (timers_.empty()) return -1;
-  const auto wait = timers_.begin()->first.when - Clock::now();
-  if (wait <= Clock::duration::zero()) return 0;
-  return static_cast<int>(
-      std::min<std::int64_t>(std::chrono::ceil<std::chrono::milliseconds>(wait).count(), 60'000));
+// A timer that was cancelled still wakes the loop, once: cheaper than to set the clock anew.
+void EventLoop::arm_timer() {
+  if (timers_.empty() || timers_.begin()->first.when >= armed_for_) return;
+  armed_for_ = timers_.begin()->first.when;
+  // Zero would disarm it.
+  const std::int64_t at_ns = std::max<std::int64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(armed_for_.time_since_epoch()).count(),
+      1);
+  itimerspec at{};
+  at.it_value = {.tv_sec = at_ns / 1'000'000'000, .tv_nsec = at_ns % 1'000'000'000};
+  if (::timerfd_settime(timer_fd_.get(), TFD_TIMER_ABSTIME, &at, nullptr) != 0) {
+    fail("timerfd_settime");
+  }
 }
 
 void EventLoop::run() {
@@ -153,7 +168,9 @@ void EventLoop::run() {
       const std::lock_guard lock(mutex_);
       if (stopping_) break;
     }
-    const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerRound, timeout_ms());
+    arm_timer();
+    const int timeout_ms = deferred_.empty() ? -1 : 0;
+    const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerRound, timeout_ms);
     if (count < 0 && errno != EINTR) fail("epoll_wait");
     now_ = Clock::now();
     for (int i = 0; i < count; ++i) {

@@ -59,10 +59,14 @@ class EventLoop {
 
   void drain_posted();
   void run_timers();
-  int timeout_ms() const;
+  void arm_timer();
 
   UniqueFd epoll_;
   UniqueFd wake_;
+  // Set only when the earliest timer changes; a time-out of epoll_wait() would be set, and taken
+  // back, in every round.
+  UniqueFd timer_fd_;
+  TimePoint armed_for_ = TimePoint::max();
   std::vector<Watch> watches_;  // by descriptor
   std::map<TimerId, Task> timers_;
   std::vector<Task> deferred_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "transport/csrc/iovecs.h"
 
@@ -20,6 +21,8 @@ constexpr std::size_t kSinkBytes = 64u << 10;
 constexpr std::uint64_t kQueuedControlBytesMax = 16u << 20;
 // After this much in one go other connections get their turn.
 constexpr std::uint64_t kBytesPerTurn = 8u << 20;
+// Of a large bulk the loop is told only so much at a time: fewer wake-ups, longer copies.
+constexpr int kLowWaterBytes = 256 << 10;
 
 }  // namespace
 
@@ -266,6 +269,7 @@ void FramedSocket::dispatch(const wire::Header& header, wire::Bytes payload) {
     incoming_.next = advance(incoming_.parts, 0, 0);  // a call with nothing to fill means "closed"
   }
   take_buffered_bulk();
+  set_low_water();
 }
 
 void FramedSocket::receive_bulk(std::vector<iovec> bulk, Done received) {
@@ -320,7 +324,15 @@ bool FramedSocket::receive_bulk_some() {
   incoming_.next = advance(incoming_.parts, incoming_.next, static_cast<std::size_t>(n));
   incoming_.bytes -= static_cast<std::uint64_t>(n);
   finish_bulk_if_complete();
+  set_low_water();
   return true;
+}
+
+void FramedSocket::set_low_water() {
+  if (closing()) return;
+  const int wanted = incoming_.bytes >= kLowWaterBytes ? kLowWaterBytes : 1;
+  if (wanted == std::exchange(low_water_bytes_, wanted)) return;
+  ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted);
 }
 
 void FramedSocket::finish_bulk_if_complete() {

@@ -87,6 +87,7 @@ class FramedSocket {
   bool receive_bulk_some();
   void discard_bulk(std::uint64_t bytes);
   void finish_bulk_if_complete();
+  void set_low_water();
   void enqueue(Outgoing outgoing);
   void flush_queue();
   ssize_t send_parts(Outgoing& outgoing);
@@ -104,6 +105,7 @@ class FramedSocket {
   std::uint64_t queued_bytes_ = 0;
   std::uint32_t payload_bytes_max_ = wire::kPayloadBytesMax;
   std::uint32_t interest_ = 0;
+  int low_water_bytes_ = 1;  // what has to have come before the loop is told
   bool closing_ = false;
   bool close_after_flush_ = false;
   bool peer_at_fault_ = false;

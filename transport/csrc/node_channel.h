@@ -1,7 +1,8 @@
 // A client's connection to a storage node, and the way bytes move over it.
 //
 // The control messages are the same for every transport; a subclass moves the bytes: through shared
-// memory (ShmNodeChannel), or in the stream itself (TcpNodeChannel). For one thread at a time.
+// memory (shm_node_channel.h), in the stream itself (tcp_node_channel.h), or by RDMA
+// (verbs_node_channel.h). For one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -13,7 +14,6 @@
 #include "transport/csrc/block_status.h"
 #include "transport/csrc/channel.h"
 #include "transport/csrc/copy.h"
-#include "transport/csrc/region_mapping.h"
 
 namespace hymcache {
 
@@ -24,6 +24,10 @@ using BlockPlaces = std::function<std::span<const Segment>(std::uint32_t i)>;
 struct TransferOptions {
   bool checksums = true;                         // verify on reads, compute on writes
   const std::atomic<bool>* cancelled = nullptr;  // looked at between blocks
+
+  bool is_cancelled() const noexcept {
+    return cancelled != nullptr && cancelled->load(std::memory_order_relaxed);
+  }
 };
 
 class NodeChannel {
@@ -71,6 +75,7 @@ class NodeChannel {
     std::uint64_t region_offset = 0;
     std::uint32_t length = 0;
     std::uint32_t crc32c = 0;
+    wire::VerbsKey key = 0;
     bool written = false;
   };
 
@@ -78,8 +83,11 @@ class NodeChannel {
     std::uint32_t first = 0;
     std::vector<wire::WaitRow> rows;
     bool session_known = true;
+    std::vector<wire::VerbsKey> keys;  // as many as rows, if block_keys_
   };
 
+  // Comes before a write's first offer.
+  virtual void prepare_write(TimePoint) {}
   // Moves the bytes of what was granted; fills crc32c and written. Stops early when cancelled.
   virtual void write_granted(std::span<Granted> granted, const BlockPlaces& places,
                              const TransferOptions& options, TimePoint deadline) = 0;
@@ -91,6 +99,7 @@ class NodeChannel {
 
   std::unique_ptr<Channel> channel_;
   bool discarded_ = false;
+  bool block_keys_ = false;  // the node answers with a key for each block (RDMA)
 
  private:
   template <class F>
@@ -103,49 +112,6 @@ class NodeChannel {
                      std::span<BlockStatus> statuses);
   void commit(std::span<const Granted> granted, const TransferOptions& options, TimePoint deadline,
               std::span<BlockStatus> statuses);
-};
-
-class TcpNodeChannel final : public NodeChannel {
- public:
-  using NodeChannel::NodeChannel;
-  const char* transport() const noexcept override { return "tcp"; }
-  std::uint32_t read(const wire::SessionId& session, std::uint32_t first,
-                     std::span<const std::uint32_t> lengths, const BlockPlaces& places,
-                     const TransferOptions& options, TimePoint deadline,
-                     std::span<BlockStatus> statuses) override;
-
- protected:
-  void write_granted(std::span<Granted> granted, const BlockPlaces& places,
-                     const TransferOptions& options, TimePoint deadline) override;
-
- private:
-  std::uint32_t receive_block(std::span<const Segment> place, bool checksum, TimePoint deadline);
-  std::uint32_t send_block(std::span<const Segment> place, bool checksum, TimePoint deadline);
-  std::vector<iovec> group_;  // kept between calls
-};
-
-class ShmNodeChannel final : public NodeChannel {
- public:
-  ShmNodeChannel(std::unique_ptr<Channel> channel, std::shared_ptr<SharedRegion> region)
-      : NodeChannel(std::move(channel)), region_(std::move(region)) {}
-
-  const char* transport() const noexcept override { return "shm"; }
-  std::uint32_t read(const wire::SessionId& session, std::uint32_t first,
-                     std::span<const std::uint32_t> lengths, const BlockPlaces& places,
-                     const TransferOptions& options, TimePoint deadline,
-                     std::span<BlockStatus> statuses) override;
-
- protected:
-  void write_granted(std::span<Granted> granted, const BlockPlaces& places,
-                     const TransferOptions& options, TimePoint deadline) override;
-
- private:
-  BlockStatus copy_block(const wire::WaitRow& row, std::span<const Segment> place,
-                         const TransferOptions& options);
-  void attach(TimePoint deadline);  // once for each connection, before its first bytes
-
-  std::shared_ptr<SharedRegion> region_;
-  std::shared_ptr<const RegionMapping> mapping_;
 };
 
 }  // namespace hymcache

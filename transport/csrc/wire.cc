@@ -188,6 +188,10 @@ const char* type_name(Type type) noexcept {
       return "WRITE";
     case Type::kCommit:
       return "COMMIT";
+    case Type::kLink:
+      return "LINK";
+    case Type::kUnlink:
+      return "UNLINK";
   }
   return "unknown";
 }

@@ -35,6 +35,7 @@ inline constexpr std::uint32_t kSessionBlocksMax = 65536;
 inline constexpr std::uint32_t kWaitRowsMax = 256;
 inline constexpr std::uint32_t kOfferRowsMax = 256;
 inline constexpr std::uint32_t kNodesMax = 512;
+inline constexpr std::uint32_t kLinkRegionsMax = 4096;
 
 enum class Type : std::uint16_t {
   kHello = 1,
@@ -58,7 +59,12 @@ enum class Type : std::uint16_t {
   kOffer = 38,
   kWrite = 39,
   kCommit = 40,
+  kLink = 41,
+  kUnlink = 42,
 };
+
+// Optional extensions, as HELLO names them.
+inline constexpr std::uint64_t kFeatureVerbs = 1u << 0;  // a node with RDMA, a client that uses it
 
 inline constexpr std::uint16_t kFlagResponse = 1u << 0;
 
@@ -188,8 +194,9 @@ struct RegisterReply {
 static_assert(sizeof(RegisterReply) == 16);
 
 struct PublishRequest {  // followed by count Entry rows
+  static constexpr std::uint32_t kNoAnswer = 1;
   std::uint32_t count = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t flags = 0;
 };
 struct PublishReply {
   std::uint32_t accepted = 0;
@@ -222,8 +229,9 @@ struct HeartbeatReply {
   std::uint64_t members_version = 0;
   std::uint32_t lease_ms = 0;
   std::uint32_t flags = 0;
+  std::uint64_t refused = 0;  // rows since REGISTER for which the index had no room
 };
-static_assert(sizeof(HeartbeatRequest) == 32 && sizeof(HeartbeatReply) == 16);
+static_assert(sizeof(HeartbeatRequest) == 32 && sizeof(HeartbeatReply) == 24);
 
 // ---- node: reads -----------------------------------------------------------------------------
 
@@ -362,6 +370,44 @@ struct CommitReply {  // followed by count CommitState bytes
   std::uint32_t reserved = 0;
 };
 static_assert(sizeof(CommitRequest) == 8 && sizeof(CommitRow) == 16 && sizeof(CommitReply) == 8);
+
+// ---- node: RDMA ------------------------------------------------------------------------------
+
+// One end of a queue pair; the numbers are those of the InfiniBand Architecture.
+struct LinkEndpoint {
+  std::array<std::uint8_t, 16> gid{};
+  std::uint32_t queue_pair = 0;    // 24 bits
+  std::uint32_t first_packet = 0;  // sequence number, 24 bits
+  std::uint16_t lid = 0;
+  std::uint8_t link_layer = 0;  // 1 InfiniBand, 2 Ethernet
+  std::uint8_t gid_type = 0;    // 0 InfiniBand, 1 RoCE v1, 2 RoCE v2
+  std::uint8_t mtu = 0;         // 1 to 5: 256 to 4096 bytes
+  std::uint8_t reads_out = 0;   // READs that it has under way at most
+  std::uint8_t reads_in = 0;    // READs that it answers at once at most
+  std::uint8_t reserved = 0;
+};
+static_assert(sizeof(LinkEndpoint) == 32);
+
+// LINK's request is the client's LinkEndpoint.
+struct LinkReply {                                      // followed by count LinkRegion
+  static constexpr std::uint32_t kBlockKeys = 1u << 0;  // a key comes with each block
+  LinkEndpoint endpoint;
+  std::uint64_t address = 0;  // of the region's first byte, for READ and WRITE
+  std::uint64_t region_bytes = 0;
+  std::uint32_t flags = 0;
+  std::uint32_t count = 0;
+};
+struct LinkRegion {
+  static constexpr std::uint32_t kRead = 1u << 0;
+  static constexpr std::uint32_t kWrite = 1u << 1;
+  std::uint64_t region_offset = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t key = 0;
+  std::uint32_t access = 0;
+};
+static_assert(sizeof(LinkReply) == 56 && sizeof(LinkRegion) == 24);
+
+using VerbsKey = std::uint32_t;  // of a block; 0: it has to go another way
 
 // ---- encoding --------------------------------------------------------------------------------
 
