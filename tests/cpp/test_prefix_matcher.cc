@@ -85,23 +85,24 @@ TEST_CASE("matcher: without a master the reason is given, not a hit") {
 TEST_CASE("matcher: a wait for an unknown ticket ends at once, one for a slow answer in time") {
   Service service;
   std::uint16_t port = 0;
-  const UniqueFd silent = listen_socket(Endpoint::parse("127.0.0.1:0"), &port);
+  UniqueFd silent = listen_socket(Endpoint::parse("127.0.0.1:0"), &port);
   ClientOptions options;
   options.masters = {Endpoint::parse("127.0.0.1:" + std::to_string(port))};
-  options.connect_timeout = milliseconds(500);
+  options.connect_timeout = seconds(30);
   PrefixMatcher matcher(std::make_shared<StoreClient>(options));
   Match match;
   bool known = true;
   const TimePoint before = Clock::now();
-  CHECK_FALSE(matcher.wait(77, seconds(10), &match, &known));
+  CHECK_FALSE(matcher.wait(77, seconds(30), &match, &known));
   CHECK_FALSE(known);
   const auto ticket = matcher.start(numbered_keys(0, 1));
   CHECK_FALSE(matcher.wait(ticket, milliseconds(20), &match, &known));
   CHECK(known);
-  CHECK(Clock::now() - before < seconds(2));
+  CHECK(Clock::now() - before < seconds(10));
   matcher.cancel(ticket);
   CHECK_FALSE(matcher.poll(ticket, &match, &known));
   CHECK_FALSE(known);
+  silent = UniqueFd();  // whoever connects need not wait for a greeting
 }
 
 TEST_CASE("matcher: more lookups than can wait are answered at once") {

@@ -140,9 +140,12 @@ TEST_SUITE("region directory") {
       const auto claimed = protocol.claim(KeyWords::of(key_of(1)), *owner);
       REQUIRE(claimed.status == ClaimStatus::kClaimed);
     }
+    {
+      RegionDirectory idle(region, {.maintain = false});
+      CHECK(look_up(idle, 1) == RegionStatus::kPending);
+      CHECK(store(idle, 1, bytes_of_object(1, kBytes)) == RegionStatus::kPending);
+    }
     RegionDirectory directory(region, {});
-    CHECK(look_up(directory, 1) == RegionStatus::kPending);
-    CHECK(store(directory, 1, bytes_of_object(1, kBytes)) == RegionStatus::kPending);
     const auto deadline = std::chrono::steady_clock::now() + 10s;
     while (look_up(directory, 1) == RegionStatus::kPending) {
       REQUIRE(std::chrono::steady_clock::now() < deadline);

@@ -197,6 +197,7 @@ TEST_CASE("node: grants and sessions that nobody uses end with their leases") {
   Node node({.grant_lease = milliseconds(50)});
   const auto channel = node.connect();
   const auto granted = offer(*channel, 1, 100);
+  REQUIRE(granted.state == OfferState::kGranted);
   const wire::PrefetchRequest prefetch{.session = {1}, .lease_ms = 1, .count = 0};
   channel->send(wire::Type::kPrefetch, wire::as_bytes(prefetch), {}, soon());
   eventually([&] { return node.stats().sessions.opened == 1; });

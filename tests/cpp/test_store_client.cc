@@ -250,7 +250,7 @@ TEST_CASE("client: a draining node serves reads and refuses writes") {
 }
 
 TEST_CASE("client: a master that drains a node is obeyed") {
-  Service service({NodeOptions{}}, std::chrono::milliseconds(150));
+  Service service({NodeOptions{}}, std::chrono::milliseconds(1000));
   CHECK(service.master().drain(service.node().id(), true));
   eventually([&] { return service.node()->stats().draining; });
   const auto client = service.client();

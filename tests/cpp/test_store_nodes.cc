@@ -83,7 +83,7 @@ TEST_CASE("nodes: one plan reads from several, and one that is gone takes only i
 }
 
 TEST_CASE("nodes: one that leaves is named no more after its lease, one that comes is used") {
-  Service service(nodes(2), milliseconds(300));
+  Service service(nodes(2), milliseconds(1000));
   const auto client = service.client();
   std::vector<std::uint64_t> on_first;
   for (std::uint64_t i = 0; on_first.size() < 3; ++i) {

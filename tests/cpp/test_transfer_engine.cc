@@ -191,13 +191,13 @@ TEST_CASE("transfers: a number is in use until its job has ended") {
   Blocks others(100, 40, 64 * kKiB);
   put(*client, others);
   TransferEngine engine(client, {memory.layout()}, 1, 1);
-  engine.submit_load(1, 0, plan_for(*client, 0, 4), 0, block_ids(0, 4), milliseconds(200));
+  engine.submit_load(1, 0, plan_for(*client, 0, 4), 0, block_ids(0, 4), seconds(2));
   CHECK_THROWS_AS(engine.submit_load(1, 0, "", 0, {0}, kPatience), Error);
   CHECK_FALSE(engine.wait({1}, milliseconds(1)));
   CHECK(engine.poll().empty());
   const TimePoint before = Clock::now();
   CHECK(result_of(engine, 1).statuses == std::vector<Status>(4, Status::kDeadline));
-  CHECK(Clock::now() - before < seconds(3));
+  CHECK(Clock::now() - before < seconds(10));
   engine.submit_load(1, 0, "", 0, {0}, kPatience);
   CHECK(result_of(engine, 1).statuses[0] == Status::kMiss);
 }

@@ -266,7 +266,7 @@ TEST_CASE("verbs: keys stand behind the rows of a linked connection, and end wit
 }
 
 TEST_CASE("verbs: the key of a grant ends with its lease, and all with the connection") {
-  Rig rig(true, {}, std::chrono::milliseconds(100));
+  Rig rig(true, {}, std::chrono::milliseconds(500));
   RawPeer peer = connect(rig.service.node());
   call(peer, request(Type::kLink, 3, endpoint()));
   offer(peer, 1, /*keyed=*/true);
@@ -278,7 +278,7 @@ TEST_CASE("verbs: the key of a grant ends with its lease, and all with the conne
 
 TEST_CASE(
     "verbs: the key of a block ends with RELEASE, END, another WAIT and the session's lease") {
-  Rig rig(true, {.lease_ms_max = 300});
+  Rig rig(true, {.lease_ms_max = 2000});
   const auto client = rig.client();
   Blocks blocks(0, 1, kLength);
   CHECK(count(put(*client, blocks), Status::kOk) == 1);
@@ -308,7 +308,7 @@ TEST_CASE(
   const auto open = [&] {
     ++number;
     peer.write(request(Type::kPrefetch, 3,
-                       wire::PrefetchRequest{.session = session(), .lease_ms = 300, .count = 1},
+                       wire::PrefetchRequest{.session = session(), .lease_ms = 2000, .count = 1},
                        wire::PrefetchRow{.key = entry.key,
                                          .address = entry.address,
                                          .generation = entry.generation,
