@@ -131,31 +131,33 @@ lint: $(STAMPS)/package ## ruff and clang-format, without changing anything
 types: $(STAMPS)/package ## mypy in strict mode, tests included
 	@$(BIN)/mypy
 
-# A tree of its own for each way to build, so that each builds only what changed.
-CONFIGURE = mkdir -p build && cmake -S . -B build/$(1) -G Ninja -DHYMCACHE_PYTHON=OFF $(2) >build/$(1).log 2>&1 \
-  && cmake --build build/$(1) -j $(JOBS) >>build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
+# The tests of what the package is built from; the other ways to build have a tree each.
+IN_TREE = mkdir -p build && cmake -B build/$(1) $(2) $(3) >build/$(1).log 2>&1 \
+  && cmake --build build/$(1) -j $(JOBS) --target $(4) >>build/$(1).log 2>&1 \
+  || { cat build/$(1).log; exit 1; }
+CONFIGURE = $(call IN_TREE,$(1),-S . -G Ninja -DHYMCACHE_PYTHON=OFF,$(2),$(3))
 
 # Half the time to compile, and assertions are on; what warns is told by the other builds.
 SANITIZE = -DHYMCACHE_TESTS=ON -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="-O1 -g1" \
   -DHYMCACHE_WERROR=OFF -DHYMCACHE_SANITIZE=$(1)
 
-cpp-tests: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests
-	@$(call CONFIGURE,tests,-DHYMCACHE_TESTS=ON)
-	@build/tests/core_tests
+cpp-tests: $(STAMPS)/system-test build ## The C++ unit tests
+	@$(call IN_TREE,editable,,-DHYMCACHE_TESTS=ON,core_tests)
+	@build/editable/core_tests
 
 test-asan: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests under ASan and UBSan
-	@$(call CONFIGURE,asan,$(call SANITIZE,address$(COMMA)undefined))
+	@$(call CONFIGURE,asan,$(call SANITIZE,address$(COMMA)undefined),core_tests)
 	@UBSAN_OPTIONS=print_stacktrace=1 build/asan/core_tests
 
 # Without address randomization: older runtimes of TSan know only some of Linux's layouts.
 test-tsan: $(STAMPS)/system-test $(STAMPS)/package ## The C++ unit tests under TSan
-	@$(call CONFIGURE,tsan,$(call SANITIZE,thread))
+	@$(call CONFIGURE,tsan,$(call SANITIZE,thread),core_tests)
 	@setarch --addr-no-randomize build/tsan/core_tests
 
 # The corpus grows in build/; inputs worth keeping go to tests/fuzz/corpus/.
 fuzz: $(STAMPS)/system-fuzz $(STAMPS)/package ## Run each fuzz target for FUZZ_SECONDS (clang)
 	@$(call CONFIGURE,fuzz,-DCMAKE_CXX_COMPILER=clang++ -DHYMCACHE_FUZZ=ON \
-	  -DHYMCACHE_SANITIZE=fuzzer-no-link$(COMMA)address$(COMMA)undefined)
+	  -DHYMCACHE_SANITIZE=fuzzer-no-link$(COMMA)address$(COMMA)undefined,all)
 	@set -e; for source in tests/fuzz/fuzz_*.cc; do \
 	  name=$$(basename $$source .cc); log=build/fuzz/$$name.log; \
 	  mkdir -p build/fuzz/corpus/$$name; \

@@ -21,6 +21,9 @@ PERFTEST_BYTES = 1 << 20
 PERFTEST_MESSAGES = 8
 
 
+# What is true of guests of any kind is tested in those that have the least to do besides.
+
+
 # Before Python has been made ready in guests that are to go.
 @pytest.mark.testbed("rxe")
 def test_a_guest_that_dies_is_told_and_started_anew(testbed: Testbed) -> None:
@@ -38,7 +41,7 @@ def test_a_guest_that_dies_is_told_and_started_anew(testbed: Testbed) -> None:
     assert (testbed.folder / "alpha.1" / "console.log").exists()
 
 
-@pytest.mark.testbed("rxe")
+@pytest.mark.testbed("cxl")
 def test_a_guest_that_hangs_is_started_anew(testbed: Testbed) -> None:
     testbed.second.pause()
     assert not testbed.second.answers()
@@ -46,7 +49,7 @@ def test_a_guest_that_hangs_is_started_anew(testbed: Testbed) -> None:
     assert testbed.second.answers()
 
 
-@pytest.mark.testbed("rxe")
+@pytest.mark.testbed("cxl")
 def test_a_guest_runs_on_the_files_of_the_host(testbed: Testbed) -> None:
     guest = testbed.first
     printed = guest.run(
@@ -60,7 +63,7 @@ def test_a_guest_runs_on_the_files_of_the_host(testbed: Testbed) -> None:
     assert version == sys.version
 
 
-@pytest.mark.testbed("rxe")
+@pytest.mark.testbed("cxl")
 def test_what_a_guest_changes_the_host_keeps(testbed: Testbed) -> None:
     marker = HERE.with_name("written-by-a-guest")
     testbed.first.run(f"echo hello >{marker}; cat {marker}; rm {HERE}")
@@ -69,7 +72,7 @@ def test_what_a_guest_changes_the_host_keeps(testbed: Testbed) -> None:
     assert testbed.first.run(f"cat {marker}; [[ ! -e {HERE} ]]; rm {marker}").stdout == "hello\n"
 
 
-@pytest.mark.testbed("rxe")
+@pytest.mark.testbed("cxl")
 def test_guests_and_host_see_each_others_files_at_once(testbed: Testbed) -> None:
     path = testbed.folder / "exchange"
     path.write_text("from the host\n")
@@ -78,7 +81,7 @@ def test_guests_and_host_see_each_others_files_at_once(testbed: Testbed) -> None
     assert path.read_text() == "from beta\n"
 
 
-@pytest.mark.testbed("rxe")
+@pytest.mark.testbed("cxl")
 def test_commands_end_with_their_status_or_at_their_deadline(testbed: Testbed) -> None:
     with pytest.raises(CommandFailed, match="ended with 7"):
         testbed.first.run("exit 7")
@@ -96,7 +99,7 @@ def test_the_two_reach_each_other_in_large_frames(testbed: Testbed) -> None:
     first.run(f"ping -c 2 -W 5 {frame} {second.address}")
 
 
-@pytest.mark.testbed("rxe")
+@pytest.mark.testbed("cxl")
 def test_a_paused_guest_is_silent_and_comes_back(testbed: Testbed) -> None:
     first, second = testbed.guests
     second.pause()

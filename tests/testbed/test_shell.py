@@ -18,7 +18,8 @@ from tests.testbed.shell import END_KEY, SWITCH_KEY
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.testbed("rxe")
+# Guests of its own, of the kind that people get; this tells when their turn is.
+pytestmark = pytest.mark.testbed("cxl")
 
 
 class Terminal:

@@ -317,6 +317,7 @@ class _Device:
         with _event_files, _translated(f"open the RDMA device {name}"):
             self._context = importlib.import_module("pyverbs.device").Context(name=name)
         self._listed = _listed(name)
+        self._rates: dict[int, int] = {}  # of ports, in bits per second
         with _translated(f"query the RDMA device {name}"):
             found = self._context.query_device()
         self.limits = DeviceLimits(
@@ -345,8 +346,14 @@ class _Device:
             mtu_max=_known(Mtu, found.max_mtu, f"port {number} of {self.name}"),
             lid=found.lid,
             message_bytes_max=found.max_msg_sz,
-            bits_per_second=_rate(self.name, number),
+            bits_per_second=self._rate(number),
         )
+
+    def _rate(self, port: int) -> int:
+        # As it was first: what connects asks for the port each time, and has no use for this.
+        if port not in self._rates:
+            self._rates[port] = _rate(self.name, port)
+        return self._rates[port]
 
     def gids(self, port: int) -> list[GidEntry]:
         with _translated(f"query the addresses of {self.name}"):
