@@ -44,13 +44,18 @@ def say(**values: Any) -> None:
     sys.stdout.flush()
 
 
-def open_client(master: str, transport: str, deadline_s: float = PATIENT_DEADLINE_S) -> Client:
+def open_client(
+    master: str,
+    transport: str,
+    deadline_s: float = PATIENT_DEADLINE_S,
+    verbs: VerbsConfig = VERBS,
+) -> Client:
     return Client(
         master,
         transport=transport,
         deadline_s=deadline_s,
         connect_timeout_s=DEADLINE_S,
-        verbs=VERBS,
+        verbs=verbs,
     )
 
 
@@ -133,9 +138,11 @@ def connect(master: str, transport: str) -> None:
     with open_client(master, transport) as client:
         store(client, range(1), CONNECT_BYTES)
 
+    small = VERBS.model_copy(update={"bounce": CONNECT_BYTES})  # registered each time
+
     def connect_once(_: int) -> int:
         into = [np.zeros(CONNECT_BYTES, np.uint8)]
-        with open_client(master, transport) as client:
+        with open_client(master, transport, verbs=small) as client:
             statuses = read(client, range(1), into)
             stats = client.stats()
             assert statuses == [BlockStatus.OK], (statuses, stats)
