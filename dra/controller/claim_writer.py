@@ -251,19 +251,17 @@ def _read_published(claim: Claim) -> Iterator[RegionRecord]:
         data = (_published_entry(claim, device) or {}).get("data") or {}
         try:
             blade = BladeKey(ApplianceId(data["applianceId"]), BladeId(data["bladeId"]))
-            yield RegionRecord(
-                key=device.key,
-                claim_namespace=claim.namespace,
-                claim_name=claim.name,
-                request=device.request,
-                pool=device.pool,
-                device=device.device,
-                blade=blade,
-                request_mib=device.counted_mib or 0,
+            record = RegionRecord.intended(
+                claim,
+                device,
+                blade,
                 size_mib=int(data["sizeMiB"]),
                 qos=1,
                 share_count=claim.wish(device.request).share_count,
                 hosts=tuple(HostId(host) for host in sorted(data["attached"])),
+            )
+            yield replace(
+                record,
                 state=RecordState.PUBLISHED,
                 memory_id=MemoryId(data["memoryId"]),
                 allocation_id=AllocationId(data[names.DATA_ALLOCATION_ID]),

@@ -128,23 +128,16 @@ class Provider:
         limited = wish.share_count is not None and wish.share_count < len(state.blade.hosts)
         if limited and not (all_known and consumers) and self._may_wait(claim):
             return None
-        counted = device.counted_mib
-        request_mib = 0 if counted is None else counted
-        size_mib = max(request_mib, self._size_mib(device, wish))
+        size_mib = max(device.counted_mib or 0, self._size_mib(device, wish))
         size_mib, qos = self._whole_regions(state, size_mib, wish)
         usable = self._book.hosts(state)
         hosts = choose_hosts(usable, consumers, wish.share_count)
         if not hosts:
             raise Unavailable(f"blade {state.blade.key}: no host with a working link to it")
-        return RegionRecord(
-            key=device.key,
-            claim_namespace=claim.namespace,
-            claim_name=claim.name,
-            request=device.request,
-            pool=device.pool,
-            device=device.device,
-            blade=state.blade.key,
-            request_mib=request_mib,
+        return RegionRecord.intended(
+            claim,
+            device,
+            state.blade.key,
             size_mib=size_mib,
             qos=qos,
             share_count=wish.share_count,

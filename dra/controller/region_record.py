@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from hymcache.dra.claim import RegionKey
+from hymcache.dra.claim import AllocatedDevice, Claim, RegionKey
 from hymcache.dra.fabric import (
     AllocationId,
     ApplianceId,
@@ -80,6 +80,34 @@ class RegionRecord:
     lost: bool = False
     abandoned: bool = False
     resource_version: str = ""
+
+    @classmethod
+    def intended(
+        cls,
+        claim: Claim,
+        device: AllocatedDevice,
+        blade: BladeKey,
+        *,
+        size_mib: int,
+        qos: int,
+        share_count: int | None,
+        hosts: tuple[HostId, ...],
+    ) -> Self:
+        """The first record of a region for what a claim was allocated."""
+        return cls(
+            key=device.key,
+            claim_namespace=claim.namespace,
+            claim_name=claim.name,
+            request=device.request,
+            pool=device.pool,
+            device=device.device,
+            blade=blade,
+            request_mib=device.counted_mib or 0,
+            size_mib=size_mib,
+            qos=qos,
+            share_count=share_count,
+            hosts=hosts,
+        )
 
     @property
     def live(self) -> bool:
